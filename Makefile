@@ -1,0 +1,40 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.dpbench-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help run test slow lint format clean
+
+help:  ## list these targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+# The environment is made once and again only when what it must hold changes.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "dpbench needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Making $(VENV) (several GB with PyTorch; a few minutes, once) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: $(READY)  ## DP-SGD and DiSK on the embedded digits at eps=8
+	$(BIN)/python -m dpbench.run algo=dpsgd,disk eps=8 -m
+
+test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the type checker
+	$(BIN)/python -m pytest
+
+slow: $(READY)  ## the tests that take minutes each
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## let ruff rewrite the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches; results stay
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

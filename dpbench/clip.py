@@ -1,0 +1,117 @@
+"""Stage 2, clip: turns per-sample norms into factors that bound each sample's contribution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.stage import Stage
+
+# Below this a squared norm loses precision in float32, so a factor C/norm could exceed its bound.
+SMALLEST_NORM = 1e-15
+
+SCOPES = ("flat", "per_layer")
+
+
+@dataclass
+class Clip(Stage):
+    """Bounds each sample's vector v by a factor of its norm.
+
+    Formal guarantee: for every threshold C and every finite or infinite norm, the scaled vector has Euclidean
+    norm at most ``sensitivity(C)``, up to the rounding of one float32 product; adding or removing one sample
+    changes the clipped sum by at most that much.
+
+    | norm of the sample | factor                                       |
+    |--------------------|----------------------------------------------|
+    | 0                  | finite; the contribution is 0                |
+    | inf                | 0: the sample contributes nothing            |
+    | NaN                | not handled here: see gradients/per_sample.py |
+
+    Attributes:
+        scope: "flat", one norm over all parameters; or "per_layer", one per layer, each with the threshold
+            C/sqrt(number of layers), so that the whole vector keeps the bound C.
+    """
+
+    scope: str = "flat"
+
+    def __post_init__(self) -> None:
+        require(self.scope in SCOPES, "clip.scope", self.scope, f"one of {', '.join(SCOPES)}")
+
+    def factors(self, norms: Tensor, threshold: float) -> Tensor:
+        """Factors of each group of parameters and sample.
+
+        Args:
+            norms: per-sample norms, shape (G, B): G parameter groups (1 when flat), B samples.
+            threshold: C_t of the whole vector.
+
+        Returns:
+            Shape (G, B).
+        """
+        return self._factors(norms, threshold / math.sqrt(len(norms)))
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        raise NotImplementedError
+
+    def sensitivity(self, threshold: float) -> float:
+        """Largest norm that one sample's scaled vector can have."""
+        return threshold
+
+
+@dataclass
+class ThresholdClip(Clip):
+    """v min(1, C/‖v‖): long vectors are shortened to C, short ones stay (Abadi et al. 2016)."""
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        return (bound / norms).clamp(max=1.0)
+
+
+@dataclass
+class AutomaticClip(Clip):
+    """v C/(‖v‖ + s): every vector is scaled to about C (Bu et al. 2023; AUTO-S, or AUTO-V where s = 0).
+
+    Attributes:
+        stabiliser: s; 0.01 in the authors' library, 0 to normalise exactly (a zero vector then stays zero).
+    """
+
+    stabiliser: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.stabiliser >= 0, "clip.stabiliser", self.stabiliser, "a number >= 0")
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        shifted = norms + self.stabiliser
+        return torch.where(shifted > SMALLEST_NORM, bound / shifted, 0.0)
+
+
+@dataclass
+class NormalisedClip(Clip):
+    """(v/C) min(1, C/‖v‖): clipped to C, then divided by C, so the norm is at most 1 (De et al. 2022)."""
+
+    @override
+    def factors(self, norms: Tensor, threshold: float) -> Tensor:
+        return super().factors(norms, threshold) / threshold
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        return (bound / norms).clamp(max=1.0)
+
+    @override
+    def sensitivity(self, threshold: float) -> float:
+        return 1.0
+
+
+@dataclass
+class NoClip(Clip):
+    """v unchanged. Without a bound there is no private release: valid for eps=inf only."""
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        return torch.ones_like(norms)
+
+    @override
+    def sensitivity(self, threshold: float) -> float:
+        return math.inf

@@ -1,0 +1,167 @@
+"""Composing the jobs of a command line, all of them checked before the first one runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpbench.config.messages import explain, no_such_setting, unknown_setting
+from dpbench.config.schema import RunConfig, register
+from dpbench.errors import UserError
+
+# A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
+REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command line.
+
+    Attributes:
+        overrides: what the user typed for it, one value each.
+        config: the checked configuration.
+        choices: chosen option of each group.
+    """
+
+    overrides: tuple[str, ...]
+    config: RunConfig
+    choices: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """What the user typed, without what does not change the run."""
+        return " ".join(line for line in self.overrides if not line.startswith(ELSEWHERE)) or "defaults"
+
+
+# Overrides that say where a run is recorded or shown.
+ELSEWHERE = ("data.", "device=", "force=", "micro_batch=", "plan=", "results_dir=", "tracker.", "tracker=")
+
+
+def conf_folder() -> Path:
+    """The folder of the YAML files: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def load(composed: DictConfig) -> RunConfig:
+    """A composed config as checked dataclasses.
+
+    Raises:
+        UserError: a value is wrong; the message names the setting as the user would type it.
+    """
+    try:
+        config = cast(RunConfig, OmegaConf.to_object(composed))
+    except UserError as error:
+        raise _as_typed(error, composed) from error
+    except OmegaConfBaseException as error:
+        raise _as_typed(explain(error), composed) from error
+    _refuse_extra_keys(config, "")
+    return config
+
+
+def _as_typed(error: UserError, composed: DictConfig) -> UserError:
+    """Name the setting that the user can type where the stage only refers to it: algo.kappa for query.kappa."""
+    if error.field is None:
+        return error
+    raw: Any = OmegaConf.to_container(composed, resolve=False)
+    for key in error.field.split("."):
+        raw = raw.get(key) if isinstance(raw, dict) else None
+    source = REFERENCE.fullmatch(raw) if isinstance(raw, str) else None
+    if source is not None and OmegaConf.select(composed, source["key"]) is not None:
+        return UserError(error.message, field=source["key"], value=error.value)
+    return error
+
+
+def _refuse_extra_keys(value: Any, path: str) -> None:
+    """Hydra lets ``+key=value`` add keys even to a schema; a setting that nothing reads is an error."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return
+    known = {field.name for field in dataclasses.fields(value)}
+    for name, item in vars(value).items():
+        if name not in known and not name.startswith("_"):
+            raise UserError(f"no such setting; known here: {', '.join(sorted(known))}", field=path + name, value=item)
+        _refuse_extra_keys(item, f"{path}{name}.")
+
+
+def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Sequence[Path] = ()) -> list[Job]:
+    """Compose and check every job of a command line.
+
+    Args:
+        overrides: Hydra overrides as typed.
+        multirun: whether several values of a key make a sweep.
+        config_dirs: further folders searched for options, before the project's own.
+
+    Raises:
+        UserError: the first thing that is wrong, in one sentence.
+    """
+    register()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
+        parsed = _parse(overrides, config_dirs)
+        for override in parsed:
+            if override.is_sweep_override() and not multirun:
+                raise UserError(f"{override.input_line}: several values make a sweep; add -m to run them all")
+            if override.key_or_group.startswith("hydra"):
+                continue
+            if override.is_add() or override.is_force_add():
+                raise UserError(f"{override.input_line}: settings can't be added, only set; leave out the plus sign")
+            if override.is_delete():
+                raise UserError(f"{override.input_line}: settings can't be removed, only set")
+        # The launcher reads hydra.* settings; they are no part of a run.
+        own = [o for o in parsed if not o.key_or_group.startswith("hydra")]
+        return [_job(tuple(line), config_dirs) for line in BasicSweeper.split_arguments(own, None)[0]]
+
+
+def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Override]:
+    search_path = create_config_search_path(str(conf_folder()))
+    for folder in config_dirs:
+        search_path.prepend("cli", f"file://{folder}")
+    parser = OverridesParser.create(ConfigLoaderImpl(config_search_path=search_path))
+    parsed = []
+    for line in overrides:
+        try:
+            parsed += parser.parse_overrides([line])
+        except HydraException as error:
+            raise UserError(f"{line}: expected key=value; put quotes around a value with other signs") from error
+    return parsed
+
+
+def _compose(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
+    searched = ",".join(f"file://{folder}" for folder in config_dirs)
+    search = [f"hydra.searchpath=[{searched}]"] if searched else []
+    return compose("config", [*overrides, *search], return_hydra_config=True)
+
+
+def _job(overrides: tuple[str, ...], config_dirs: Sequence[Path]) -> Job:
+    try:
+        composed = _compose(overrides, config_dirs)
+    except Exception as error:
+        bad = unknown_setting(error, overrides)
+        if bad is not None:
+            rest = [line for line in overrides if line != bad]
+            raise no_such_setting(bad, _compose(rest, config_dirs)) from error
+        raise explain(error, overrides) from error
+    choices = {
+        str(group): str(option)
+        for group, option in composed.hydra.runtime.choices.items()
+        if not str(group).startswith(("hydra", "schema"))
+    }
+    OmegaConf.set_struct(composed, False)
+    del composed["hydra"]
+    return Job(overrides, load(composed), choices)

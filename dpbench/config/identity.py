@@ -1,0 +1,63 @@
+"""What a run is: the settings that can change its numbers, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from dpbench.config.schema import RunConfig
+
+# Settings that say where and how a run is carried out or shown, not what it computes.
+# `algo` only names values that the stages hold; `seed` is the folder below the hash.
+NOT_IDENTITY = frozenset(
+    {
+        "algo",
+        "data",
+        "device",
+        "force",
+        "micro_batch",
+        "plan",
+        "results_dir",
+        "seed",
+        "tracker",
+        "dataset.suggested",
+    }
+)
+
+
+def plain(value: Any) -> Any:
+    """A setting as plain values; a stage becomes its class name and its fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "kind": type(value).__name__,
+            **{f.name: plain(getattr(value, f.name)) for f in fields(value)},
+        }
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def resolved(config: RunConfig) -> dict[str, Any]:
+    """The whole configuration as plain values, for config.yaml and the tracker."""
+    settings: dict[str, Any] = plain(config)
+    del settings["kind"]
+    return settings
+
+
+def identity(config: RunConfig) -> dict[str, Any]:
+    """The settings that can change the numbers of a run, delta as a number."""
+    settings = {key: value for key, value in resolved(config).items() if key not in NOT_IDENTITY}
+    settings["dataset"] = {k: v for k, v in settings["dataset"].items() if f"dataset.{k}" not in NOT_IDENTITY}
+    settings["delta"] = config.delta_value
+    settings["evaluation"] = config.evaluate_every
+    return settings
+
+
+def config_hash(config: RunConfig) -> str:
+    """12 hexadecimal digits of the identity's SHA-256; equal however the settings were typed."""
+    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

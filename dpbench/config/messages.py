@@ -1,0 +1,82 @@
+"""Hydra's and OmegaConf's errors as one sentence that names the setting, the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpbench.errors import UserError
+
+KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+
+
+def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+    """The sentence for an error raised while composing or resolving.
+
+    Args:
+        error: what Hydra or OmegaConf raised.
+        overrides: what the user typed.
+    """
+    if isinstance(error, MissingConfigException):
+        return _no_such_option(str(error))
+    cause: BaseException = error
+    while cause.__cause__ is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__
+    text = str(cause)
+    if "Config group override must be a string" in text:
+        numbers = [line for line in overrides if re.fullmatch(r"\w+=[-+.\w]+", line)]
+        return UserError(f"{' or '.join(numbers)}: a group takes the name of one of its options, not a number")
+    return _wrong_type(text) or UserError(_first_line(text))
+
+
+def unknown_setting(error: Exception, overrides: Sequence[str]) -> str | None:
+    """The override at fault if the error says that its key does not exist."""
+    match = re.match(r"Could not override '(?P<key>[^']+)'", str(error))
+    if match is None:
+        return None
+    return next((line for line in overrides if line.split("=")[0] == match["key"]), None)
+
+
+def no_such_setting(line: str, composed: DictConfig) -> UserError:
+    """The sentence for an override of a key that does not exist beside those that do."""
+    key, _, value = line.partition("=")
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(composed, parent) if parent else composed
+    known = [str(k) for k in node if k not in ("hydra", "name")] if isinstance(node, DictConfig) else []
+    close = difflib.get_close_matches(name, known, 1)
+    where = f" in {parent} with these choices" if parent else ""
+    if close:
+        allowed = f"did you mean {key[: len(key) - len(name)]}{close[0]}?"
+    else:
+        allowed = f"expected one of {', '.join(sorted(known))}" if known else "there are none"
+    return UserError(f"no such setting{where}; {allowed}", field=key, value=value)
+
+
+def _no_such_option(text: str) -> UserError:
+    match = re.search(r"Could not find '(?P<group>.+)/(?P<option>[^']*)'", text)
+    if match is None:
+        return UserError(_first_line(text))
+    listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
+    options = [line.strip() for line in listed["options"].splitlines()] if listed else []
+    close = difflib.get_close_matches(match["option"], options, 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=match["option"])
+
+
+def _wrong_type(text: str) -> UserError | None:
+    match = re.search(r"Value '(?P<value>.*)' of type '\w+' could not be converted to (?P<kind>\w+)", text)
+    if match is None:
+        return None
+    key = re.search(r"full_key: (?P<key>\S+)", text)
+    kind = KINDS.get(match["kind"], match["kind"])
+    return UserError(f"expected {kind}", field=key["key"] if key else None, value=match["value"])
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "the configuration can't be read"

@@ -1,0 +1,245 @@
+"""The schema of a run: every setting with its type, and the checks that need more than one of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+from dpbench import clip, filters, noise, optim, query, threshold
+from dpbench.data import ImageDataset
+from dpbench.errors import UserError, require
+from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN
+from dpbench.privacy import ACCOUNTANTS, Plan, Release
+from dpbench.training import schedules
+
+DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
+DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass
+class Privacy:
+    """How eps is accounted for.
+
+    Attributes:
+        accountant: "pld" (tight) or "rdp".
+        noise_multiplier: use this z instead of calibrating; refused where it would spend more than eps.
+    """
+
+    accountant: str = "pld"
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.accountant in ACCOUNTANTS,
+            "privacy.accountant",
+            self.accountant,
+            f"one of {', '.join(ACCOUNTANTS)}",
+        )
+        given = self.noise_multiplier
+        require(given is None or 0 < given < math.inf, "privacy.noise_multiplier", given, "a finite number > 0")
+
+
+@dataclass
+class EvaluationTimes:
+    """When the model is evaluated, besides at the end.
+
+    Attributes:
+        every_epochs: every so many passes over the data; null for never.
+        every_steps: every so many steps; where set, every_epochs does not count.
+    """
+
+    every_epochs: float | None = 1.0
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        epochs, steps = self.every_epochs, self.every_steps
+        require(epochs is None or epochs > 0, "evaluation.every_epochs", epochs, "a number > 0, or null")
+        require(steps is None or steps > 0, "evaluation.every_steps", steps, "a whole number > 0, or null")
+
+
+@dataclass
+class DataFiles:
+    """Where data lie.
+
+    Attributes:
+        root: data root; the environment variable DPBENCH_DATA sets its default.
+        download: fetch what is missing there.
+    """
+
+    root: str = MISSING
+    download: bool = False
+
+
+@dataclass
+class TrackerSettings:
+    """Weights & Biases.
+
+    Attributes:
+        mode: "auto" (online with a key, else offline), "online", "offline" or "disabled".
+        project: W&B project.
+        entity: W&B user or team; null for the default.
+        group: W&B group of the runs; null names it after the sweep.
+        tags: W&B tags.
+    """
+
+    mode: str = "auto"
+    project: str = "dpbench"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        modes = ("auto", "online", "offline", "disabled")
+        require(self.mode in modes, "tracker.mode", self.mode, f"one of {', '.join(modes)}")
+
+
+@dataclass
+class RunConfig:
+    """One training run.
+
+    Attributes:
+        eps: privacy budget, > 0; inf trains without noise.
+        delta: failure probability: a number, or a rule in the number of training samples N ("1/N^1.1", "1/N").
+        seed: every random stream derives from it.
+        device: auto, cpu, cuda or cuda:<index>.
+        batch_size: expected batch size B of Poisson sampling.
+        epochs: passes over the data E; the run takes T = ceil(E N / B) steps.
+        micro_batch: samples whose gradients are held at once; null chooses what fits into memory.
+        results_dir: folder of the records.
+        force: run again what is finished already.
+        plan: only print what would be run.
+    """
+
+    eps: float = MISSING
+    delta: Any = MISSING
+    seed: int = MISSING
+    device: str = MISSING
+    batch_size: int = MISSING
+    epochs: float = MISSING
+    micro_batch: int | None = None
+    results_dir: str = MISSING
+    force: bool = False
+    plan: bool = False
+    algo: dict[str, Any] = MISSING
+    query: query.Query = MISSING
+    clip: clip.Clip = MISSING
+    threshold: threshold.Threshold = MISSING
+    noise: noise.Noise = MISSING
+    filter: filters.Filter = MISSING
+    optim: optim.Optimizer = MISSING
+    schedule: schedules.Schedule = MISSING
+    dataset: ImageDataset = MISSING
+    model: Model = MISSING
+    privacy: Privacy = MISSING
+    evaluation: EvaluationTimes = field(default_factory=EvaluationTimes)
+    data: DataFiles = field(default_factory=DataFiles)
+    tracker: TrackerSettings = MISSING
+
+    def __post_init__(self) -> None:
+        require(self.eps > 0, "eps", self.eps, "a number > 0, or inf to train without noise")
+        require(0 < self._delta() < 1, "delta", self.delta, "a number in (0, 1), or a rule such as 1/N^1.1 or 1/N")
+        known = DEVICES.fullmatch(self.device) is not None
+        require(known, "device", self.device, "auto, cpu, cuda or cuda:<index>")
+        require(self.batch_size > 0, "batch_size", self.batch_size, "a whole number > 0")
+        size = self.dataset.train_size
+        require(
+            self.batch_size <= size,
+            "batch_size",
+            self.batch_size,
+            f"at most the {size} training samples of dataset={self.dataset.name}",
+        )
+        require(0 < self.epochs < math.inf, "epochs", self.epochs, "a number > 0")
+        micro = self.micro_batch
+        require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
+        require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
+        if isinstance(self.clip, clip.NoClip) and self.eps < math.inf:
+            raise UserError(
+                "without clipping no noise makes a step private; use eps=inf, or another clip",
+                field="clip",
+                value="none",
+            )
+        if self.eps == math.inf and self.privacy.noise_multiplier is not None:
+            raise UserError(
+                "eps=inf trains without noise; leave the multiplier null",
+                field="privacy.noise_multiplier",
+                value=self.privacy.noise_multiplier,
+            )
+        self.model.check(self.dataset)
+
+    def _delta(self) -> float:
+        if isinstance(self.delta, str):
+            rule = DELTA_RULE.fullmatch(self.delta.replace(" ", ""))
+            return self.dataset.train_size ** -float(rule["power"] or 1) if rule else math.nan
+        return float(self.delta) if isinstance(self.delta, (int, float)) else math.nan
+
+    @property
+    def delta_value(self) -> float:
+        """Delta as a number."""
+        return self._delta()
+
+    @property
+    def sampling_rate(self) -> float:
+        """Q = B/N."""
+        return self.batch_size / self.dataset.train_size
+
+    @property
+    def steps(self) -> int:
+        """T = ceil(E N / B)."""
+        return math.ceil(round(self.epochs * self.dataset.train_size / self.batch_size, 9))
+
+    @property
+    def evaluate_every(self) -> int:
+        """Steps between evaluations; the last step is evaluated in any case."""
+        if self.evaluation.every_steps is not None:
+            return self.evaluation.every_steps
+        if self.evaluation.every_epochs is not None:
+            return max(1, round(self.evaluation.every_epochs / self.sampling_rate))
+        return self.steps
+
+    def release_plan(self) -> Plan:
+        """The releases of the run, with the relative scales s_t as multipliers."""
+        return Plan.of(Release(self.sampling_rate, self.noise.scale(step)) for step in range(self.steps))
+
+
+# Group and option of every schema, as YAML files name them in `/schema/<group>: <option>`.
+SCHEMAS: dict[str, dict[str, type]] = {
+    "query": {"one_point": query.OnePoint, "two_point": query.TwoPoint},
+    "clip": {
+        "threshold": clip.ThresholdClip,
+        "automatic": clip.AutomaticClip,
+        "normalised": clip.NormalisedClip,
+        "none": clip.NoClip,
+    },
+    "threshold": {"fixed": threshold.FixedThreshold},
+    "noise": {"constant": noise.ConstantNoise},
+    "filter": {
+        "identity": filters.Identity,
+        "exponential": filters.Exponential,
+        "recursive": filters.RecursiveLowPass,
+    },
+    "optim": {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW},
+    "schedule": {
+        "constant": schedules.Constant,
+        "cosine": schedules.Cosine,
+        "inverse_sqrt": schedules.InverseSqrt,
+        "sqrt_decay": schedules.SqrtDecay,
+    },
+    "dataset": {"images": ImageDataset},
+    "model": {"linear": Linear, "mlp": MLP, "cnn5": CNN5, "cnn_small": SmallCNN},
+    "privacy": {"privacy": Privacy},
+    "tracker": {"wandb": TrackerSettings},
+}
+
+
+def register() -> None:
+    """Make the schemas known to Hydra, in groups of their own so that users' lists show only choices."""
+    store = ConfigStore.instance()
+    store.store(group="schema", name="run", node=RunConfig)
+    for group, options in SCHEMAS.items():
+        for name, node in options.items():
+            store.store(group=f"schema/{group}", name=name, node=node)

@@ -1,0 +1,6 @@
+"""Data sets: thin over torchvision and scikit-learn, resident on the device."""
+
+from dpbench.data.images import ImageDataset
+from dpbench.data.resident import Split, Splits
+
+__all__ = ["ImageDataset", "Split", "Splits"]

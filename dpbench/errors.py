@@ -1,0 +1,38 @@
+"""Errors a person can act on, each one sentence that names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class UserError(Exception):
+    """Bad input; commands print it as one line and exit with code 2.
+
+    Attributes:
+        field: dotted path of the setting at fault, such as ``query.kappa``; None where there is no single one.
+        value: what it was set to.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, value: Any = None) -> None:
+        self.field = field
+        self.value = value
+        self.message = " ".join(message.split())
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        return self.message if self.field is None else f"{self.field}={show(self.value)}: {self.message}"
+
+
+def show(value: Any) -> str:
+    """A value as one would type it: 8 for 8.0, null for None."""
+    if value is None:
+        return "null"
+    if isinstance(value, float):
+        return format(value, "g")
+    return str(value)
+
+
+def require(condition: bool, field: str, value: Any, allowed: str) -> None:
+    """Raise `UserError` "field=value: expected <allowed>" unless the condition holds."""
+    if not condition:
+        raise UserError(f"expected {allowed}", field=field, value=value)

@@ -1,0 +1,35 @@
+"""The contract of a filter, and the one that does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.stage import Stage
+
+
+@dataclass
+class Filter(Stage):
+    """Maps the private gradients of all steps so far to the gradient the optimizer gets."""
+
+    def apply(self, gradient: Tensor) -> Tensor:
+        """Filtered gradient of this step.
+
+        Args:
+            gradient: private gradient g_t, shape (d,). May be overwritten by the caller afterwards.
+
+        Returns:
+            ĝ_t, shape (d,); valid until the next call.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class Identity(Filter):
+    """ĝ_t = g_t."""
+
+    @override
+    def apply(self, gradient: Tensor) -> Tensor:
+        return gradient

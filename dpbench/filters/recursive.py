@@ -1,0 +1,94 @@
+"""Linear recursive low-pass filters with start-up correction: DOPPLER."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.filters.base import Filter
+from dpbench.stage import State
+
+
+@dataclass
+class RecursiveLowPass(Filter):
+    """m_t = -Σ_{τ≥1} a_τ m_{t-τ} + Σ_{τ≥0} b_τ g_{t-τ}, divided by the filter's response to the constant 1.
+
+    The division makes ĝ_t a weighted sum of g_0..g_t whose weights sum to one at every step, so the first step
+    is the unfiltered one (DOPPLER, Zhang et al. 2024, Alg. 2). Equal to
+    ``lfilter(b, [1, *a], g) / lfilter(b, [1, *a], ones)``. Memory: len(a) + len(b) - 1 vectors of shape (d,).
+
+    Attributes:
+        b: feed-forward taps b_0, b_1, ...; b_0 is not zero.
+        a: feedback taps a_1, a_2, ... (a_0 = 1 is left out); all poles lie inside the unit circle.
+    """
+
+    b: list[float] = field(default_factory=lambda: [1.0])
+    a: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        require(bool(self.b) and self.b[0] != 0, "filter.b", list(self.b), "taps whose first is not 0")
+        poles = np.roots([1.0, *self.a])
+        require(
+            bool(np.all(np.abs(poles) < 1)),
+            "filter.a",
+            list(self.a),
+            "feedback taps of a stable filter (all poles inside the unit circle)",
+        )
+        if abs(sum(self.b) - sum(self.a) - 1) > 1e-6:
+            warnings.warn(
+                f"filter.b={list(self.b)}, filter.a={list(self.a)}: the gain at frequency zero is not 1; "
+                "the start-up correction divides it out, so only the ratios within b matter",
+                stacklevel=2,
+            )
+        self._inputs: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...
+        self._outputs: list[Tensor] = []  # uncorrected m_{t-1}, m_{t-2}, ...
+        self._ones: list[float] = []
+        self._responses: list[float] = []
+
+    @override
+    def apply(self, gradient: Tensor) -> Tensor:
+        output = gradient * self.b[0]
+        response = self.b[0]
+        for tap, past, one in zip(self.b[1:], self._inputs, self._ones, strict=False):
+            output.add_(past, alpha=tap)
+            response += tap * one
+        for tap, past, past_response in zip(self.a, self._outputs, self._responses, strict=False):
+            output.add_(past, alpha=-tap)
+            response -= tap * past_response
+        if abs(response) < 1e-12:
+            raise ZeroDivisionError(f"the filter's response to a constant vanished: b={self.b}, a={self.a}")
+        _push(self._inputs, gradient, len(self.b) - 1)
+        _push(self._outputs, output, len(self.a))
+        self._ones = [1.0, *self._ones][: len(self.b) - 1]
+        self._responses = [response, *self._responses][: len(self.a)]
+        return output / response
+
+    @override
+    def state_dict(self) -> State:
+        return {
+            "inputs": [value.clone() for value in self._inputs],
+            "outputs": [value.clone() for value in self._outputs],
+            "ones": list(self._ones),
+            "responses": list(self._responses),
+        }
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        self._inputs = [value.clone() for value in state["inputs"]]
+        self._outputs = [value.clone() for value in state["outputs"]]
+        self._ones = list(state["ones"])
+        self._responses = list(state["responses"])
+
+
+def _push(history: list[Tensor], value: Tensor, length: int) -> None:
+    """Put a copy of value at the front of a history of bounded length, in the oldest entry's memory."""
+    if length == 0:
+        return
+    oldest = history.pop() if len(history) == length else torch.empty_like(value)
+    history.insert(0, oldest.copy_(value))

@@ -1,0 +1,6 @@
+"""Per-sample gradients of linear combinations over iterates, exact."""
+
+from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.per_sample import PerSampleGradients, Tape
+
+__all__ = ["FlatParameters", "PerSampleGradients", "Tape"]

@@ -1,0 +1,58 @@
+"""A model's trainable parameters as one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatParameters:
+    """Keeps all trainable parameters of a model in one contiguous vector, of which they are views.
+
+    Noise, filters and iterates are then single operations on one vector of shape (d,).
+
+    Attributes:
+        vector: current parameters θ, shape (d,); the model computes with it.
+        names: parameter names in the order of the vector.
+        parameters: the parameters in the same order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError("the model has no trainable parameters")
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self._sizes = [parameter.numel() for parameter in self.parameters]
+        self.vector = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self._attach(self.vector)
+
+    def __len__(self) -> int:
+        """Number of trainable parameters d."""
+        return self.vector.numel()
+
+    def _attach(self, vector: Tensor) -> None:
+        for parameter, view in zip(self.parameters, self.views(vector), strict=True):
+            parameter.data = view
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector of shape (d,) in the parameters' shapes."""
+        parts = vector.split(self._sizes)
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    @contextmanager
+    def at(self, iterate: Tensor) -> Iterator[None]:
+        """Let the model compute with another vector of shape (d,); afterwards θ is back, bit for bit."""
+        self._attach(iterate)
+        try:
+            yield
+        finally:
+            self._attach(self.vector)
+
+    def set_gradient(self, gradient: Tensor) -> None:
+        """Make the parameters' ``.grad`` views of a vector of shape (d,), for torch optimizers."""
+        for parameter, view in zip(self.parameters, self.views(gradient), strict=True):
+            parameter.grad = view

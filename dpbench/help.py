@@ -1,0 +1,62 @@
+"""The text of --help, read from the YAML files so that it is never out of date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpbench.config import conf_folder
+
+USAGE = """\
+python -m dpbench.run [GROUP=OPTION | SETTING=VALUE] ... [-m]
+
+Trains a model under a privacy budget and records accuracy, the eps spent and where the numbers come from.
+
+  python -m dpbench.run                                     DP-SGD on scikit-learn's digits at eps=8
+  python -m dpbench.run algo=disk eps=2 dataset=mnist       another algorithm, budget and data set
+  python -m dpbench.run algo=dpsgd,disk eps=1,2,4,8 -m      a sweep: all combinations, then a table
+  python -m dpbench.run algo=dpsgd,disk eps=1,8 -m plan=true
+                                                            what the sweep would run and cost; runs nothing
+  python -m dpbench.run algo=disk --cfg job                 every setting with its value
+"""
+
+FOOTER = """\
+Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options of your own;
+--cfg job prints the composed settings; --hydra-help tells the rest.
+"""
+
+
+def help_text() -> str:
+    """Usage, groups with their options, and settings with their defaults."""
+    conf = conf_folder()
+    groups = sorted(folder for folder in conf.iterdir() if folder.is_dir())
+    chosen = _chosen(conf / "config.yaml")
+    parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
+    for folder in groups:
+        parts.append(f"\n  {folder.name}")
+        for option in sorted(folder.glob("*.yaml")):
+            mark = "*" if chosen.get(folder.name) == option.stem else " "
+            parts.append(f"  {mark} {option.stem:<14} {_purpose(option)}")
+    parts.append("\nSETTINGS with their defaults (nested ones with a dot: evaluation.every_steps=100)\n")
+    parts.append(_settings(conf / "config.yaml"))
+    parts.append(FOOTER)
+    return "\n".join(parts)
+
+
+def _purpose(option: Path) -> str:
+    """The first comment of a YAML file that is not a directive to Hydra."""
+    comments = (line for line in option.read_text().splitlines() if line.startswith("# ") and "@package" not in line)
+    return next(comments, "# ").removeprefix("# ")
+
+
+def _chosen(config: Path) -> dict[str, str]:
+    """Default option of each group, from the defaults list."""
+    lines = [line.split("#")[0].strip() for line in config.read_text().splitlines() if line.startswith("  - ")]
+    pairs = (line.removeprefix("- ").split(":", 1) for line in lines if ":" in line)
+    return {group.strip(): option.strip() for group, option in pairs}
+
+
+def _settings(config: Path) -> str:
+    """The settings of config.yaml as they stand, comments included."""
+    text = config.read_text()
+    body = text[text.index("\neps:") + 1 : text.index("\nhydra:")]
+    return "".join(f"  {line}\n" if line else "\n" for line in body.splitlines())

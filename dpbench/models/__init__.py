@@ -1,0 +1,7 @@
+"""Models, each a dataclass of its settings that builds a torch module for a data set."""
+
+from dpbench.models.base import Model
+from dpbench.models.cnn import CNN5, SmallCNN
+from dpbench.models.dense import MLP, Linear
+
+__all__ = ["CNN5", "MLP", "Linear", "Model", "SmallCNN"]

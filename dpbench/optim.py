@@ -1,0 +1,87 @@
+"""Stage 5, optimizer: ĝ_t → θ_{t+1}. torch's own optimizers; never sees data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from typing_extensions import override
+
+from dpbench.errors import require
+
+
+@dataclass
+class Optimizer:
+    """Hyper-parameters of an optimizer; `build` makes it for given parameters.
+
+    Attributes:
+        lr: learning rate; the schedule multiplies it.
+        weight_decay: coefficient of the penalty on weights.
+    """
+
+    lr: float = 0.1
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.lr < float("inf"), "optim.lr", self.lr, "a finite number > 0")
+        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "a number >= 0")
+
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The torch optimizer over these parameters."""
+        raise NotImplementedError
+
+
+@dataclass
+class SGD(Optimizer):
+    """torch.optim.SGD.
+
+    Attributes:
+        momentum: heavy-ball coefficient in [0, 1).
+    """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "a number in [0, 1)")
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass
+class Adam(Optimizer):
+    """torch.optim.Adam.
+
+    Attributes:
+        beta1: decay of the first moment, in [0, 1).
+        beta2: decay of the second moment, in [0, 1).
+        eps: added to the root of the second moment; > 0.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.beta1 < 1, "optim.beta1", self.beta1, "a number in [0, 1)")
+        require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")
+        require(self.eps > 0, "optim.eps", self.eps, "a number > 0")
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        betas = (self.beta1, self.beta2)
+        return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass
+class AdamW(Adam):
+    """torch.optim.AdamW: Adam with decoupled weight decay."""
+
+    @override
+    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)

@@ -1,0 +1,59 @@
+"""plan=true: what a command line would run, and what it would cost."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from dpbench.config import Job, config_hash
+from dpbench.training.budget import noise_multiplier
+from dpbench.training.estimate import seconds_of_training
+from dpbench.training.execute import record_of
+
+
+def print_plan(jobs: list[Job], console: Console) -> None:
+    """Print a line for each job; reads no data and writes nothing but the calibration cache.
+
+    Raises:
+        UserError: a job would exceed its budget or can't reach it.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (
+        "run",
+        "hash",
+        "seed",
+        "steps",
+        "sampling rate",
+        "noise multiplier",
+        "estimated time",
+        "state",
+    ):
+        table.add_column(column, justify="left" if column in ("run", "hash", "state") else "right", overflow="fold")
+    total = 0.0
+    for job in jobs:
+        config = job.config
+        multiplier = noise_multiplier(config).noise_multiplier
+        seconds = seconds_of_training(config)
+        finished = record_of(job).finished() and not config.force
+        total += 0 if finished else seconds
+        table.add_row(
+            job.name,
+            config_hash(config),
+            str(config.seed),
+            str(config.steps),
+            f"{config.sampling_rate:.4g}",
+            f"{multiplier:.4f}",
+            duration(seconds),
+            "finished" if finished else "to run",
+        )
+    console.print(table)
+    console.print(f"\nAbout {duration(total)} on this machine, without evaluations; nothing was run.")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,104 @@
+"""The ledger: every release of a run, recorded as it happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpbench.privacy.accountants import discretisation, epsilon
+from dpbench.privacy.plan import Plan, Release, Repeat
+
+
+class BudgetError(RuntimeError):
+    """A release that the plan does not contain was asked for."""
+
+
+class Ledger:
+    """Records releases against a plan and says what they have cost.
+
+    A release is refused, before it is made, unless it is exactly the next one of the plan; so what is spent never
+    exceeds what was calibrated for.
+
+    Attributes:
+        plan: the releases that the run was calibrated for.
+        delta: failure probability of the guarantee.
+        accountant: name of the accountant.
+        eps: target; also sets how finely PLD rounds.
+    """
+
+    def __init__(self, plan: Plan, *, eps: float, delta: float, accountant: str) -> None:
+        self.plan = plan
+        self.eps = eps
+        self.delta = delta
+        self.accountant = accountant
+        self._runs: list[Repeat] = []
+        self._spent: tuple[int, float] = (0, 0.0)
+
+    def __len__(self) -> int:
+        """Number of releases made."""
+        return sum(run.times for run in self._runs)
+
+    def record(self, release: Release) -> None:
+        """Enter a release; call it before the result is used.
+
+        Raises:
+            BudgetError: it is not the next release of the plan. Nothing is recorded.
+        """
+        run, position = self._next()
+        if run is None:
+            raise BudgetError(f"all {len(self.plan)} planned releases are spent; refused {release}")
+        if release != run.release:
+            raise BudgetError(f"planned {run.release}, refused {release}")
+        if position == 0:
+            self._runs.append(Repeat(release, 1))
+        else:
+            self._runs[-1] = Repeat(release, position + 1)
+
+    def _next(self) -> tuple[Repeat | None, int]:
+        """The run of the plan that the next release belongs to, and how many of it are made."""
+        if not self._runs:
+            return (self.plan.runs[0] if self.plan.runs else None), 0
+        current = len(self._runs) - 1
+        if self._runs[-1].times < self.plan.runs[current].times:
+            return self.plan.runs[current], self._runs[-1].times
+        return (self.plan.runs[current + 1] if current + 1 < len(self.plan.runs) else None), 0
+
+    @property
+    def made(self) -> Plan:
+        """The releases made so far."""
+        return Plan(tuple(self._runs))
+
+    def complete(self) -> bool:
+        """Whether the releases made are exactly those planned."""
+        return self.made == self.plan
+
+    def epsilon(self) -> float:
+        """Eps of all releases made so far, at the ledger's delta."""
+        if self._spent[0] != len(self):
+            value = epsilon(self.made, self.delta, self.accountant, eps_scale=self.eps)
+            self._spent = (len(self), value)
+        return self._spent[1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The ledger as plain values, also what ledger.json holds."""
+        return {
+            "neighbouring": "add or remove one sample",
+            "sampler": "poisson",
+            "mechanism": "gaussian",
+            "accountant": self.accountant,
+            "discretisation": discretisation(self.eps) if self.accountant == "pld" else None,
+            "target_eps": self.eps,
+            "delta": self.delta,
+            "planned": len(self.plan),
+            "releases": [{**run.release._asdict(), "count": run.times} for run in self._runs],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue a ledger of the same plan."""
+        runs = [
+            Repeat(Release(entry["sampling_rate"], entry["noise_multiplier"]), entry["count"])
+            for entry in state["releases"]
+        ]
+        made = Plan(tuple(runs))
+        if made != self.plan.prefix(len(made)):
+            raise BudgetError("the recorded releases are not the first ones of this plan")
+        self._runs = runs

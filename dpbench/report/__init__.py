@@ -1,0 +1,1 @@
+"""Tables of recorded runs. Reads records, knows nothing of training."""

@@ -1,0 +1,200 @@
+"""python -m dpbench.run: one training run, or a sweep with -m."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.logging import RichHandler
+
+from dpbench.config import Job, compose_jobs, conf_folder, load
+from dpbench.config.schema import register
+from dpbench.errors import UserError
+from dpbench.help import help_text
+from dpbench.plan import print_plan
+from dpbench.report.sweep import Row, as_csv, print_table
+from dpbench.tracking import Status, log_table, tracker_line
+from dpbench.tracking.record import require_writable, write_atomically
+from dpbench.training.budget import noise_multiplier
+from dpbench.training.execute import execute, record_of
+
+
+def _console(*, stderr: bool) -> Console:
+    """A console that does not fold lines where there is no terminal to fold for."""
+    found = Console(stderr=stderr, soft_wrap=True)
+    return found if found.is_terminal else Console(stderr=stderr, soft_wrap=True, width=160)
+
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+console = _console(stderr=False)
+errors = _console(stderr=True)
+
+
+def train_job(composed: DictConfig) -> None:
+    """What Hydra launches for each job, here or in another process."""
+    runtime = HydraConfig.get()
+    OmegaConf.set_struct(composed, False)
+    choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
+    own = {group: option for group, option in choices.items() if not group.startswith(("hydra", "schema"))}
+    job = Job(tuple(runtime.overrides.task), load(composed), own)
+    console.print(f"[bold]{job.name}[/bold]", highlight=False)
+    execute(job, console)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(show_time=False)])
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    register()
+    try:
+        return _main(typed)
+    except UserError as error:
+        errors.print(f"error: {error}", style="red", highlight=False, markup=False)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print("interrupted; what is recorded stays, the rest runs again next time", style="yellow")
+        return INTERRUPTED
+
+
+def _main(typed: list[str]) -> int:
+    if "-h" in typed or "--help" in typed:
+        console.print(help_text(), highlight=False, markup=False)
+        return OK
+    parser = get_args_parser()
+    # Intermixed: -m may stand anywhere among the overrides.
+    options = parser.parse_intermixed_args(typed)
+    flags = [argument for argument in typed if argument not in options.overrides]
+    overrides = [_quoted(override) for override in options.overrides]
+    if any(getattr(options, name) for name in ("cfg", "info", "hydra_help", "shell_completion")):
+        _launch(flags, overrides)
+        return OK
+    folders = [Path(options.config_dir).absolute()] if options.config_dir else []
+    jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=folders)
+    _refuse_twins(jobs)
+    if jobs[0].config.plan:
+        print_plan(jobs, console)
+        return OK
+    return _run(jobs, flags, overrides, multirun=options.multirun)
+
+
+def _quoted(override: str) -> str:
+    """Put quotes around a rule for delta, whose ^ Hydra's grammar does not take."""
+    key, equals, value = override.partition("=")
+    if key == "delta" and "^" in value and not value.startswith(("'", '"')):
+        return ",".join(f"'{part}'" for part in value.split(",")).join([f"{key}{equals}", ""])
+    return override
+
+
+def _refuse_twins(jobs: list[Job]) -> None:
+    """Two names for one run in a sweep are most likely a slip."""
+    seen: dict[Path, Job] = {}
+    for job in jobs:
+        twin = seen.setdefault(record_of(job).folder, job)
+        if twin is not job:
+            raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
+
+
+def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: bool) -> int:
+    first = jobs[0].config
+    results = Path(first.results_dir)
+    require_writable(results)
+    waiting = [job for job in jobs if job.config.force or not record_of(job).finished()]
+    for job in waiting:
+        noise_multiplier(job.config)  # refuses here what can't be calibrated; the result is cached
+    sweep = time.strftime("%Y-%m-%d_%H-%M-%S")
+    group = first.tracker.group or (f"sweep-{sweep}" if multirun else None)
+    interrupted = False
+    if waiting:
+        if multirun:
+            console.print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished already", highlight=False)
+        console.print(tracker_line(first.tracker, results), highlight=False)
+        own = [f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"] if multirun else []
+        own += [f"tracker.group={group}"] if group and not first.tracker.group else []
+        try:
+            _launch(flags, [*overrides, *own])
+        except KeyboardInterrupt:
+            interrupted = True
+    rows = _rows(jobs)
+    print_table(rows, console)
+    if multirun and waiting and any(row.summary for row in rows):
+        _keep_table(rows, jobs, results / "sweeps" / sweep, group)
+    return INTERRUPTED if interrupted else _complain(rows)
+
+
+def _launch(flags: list[str], overrides: list[str]) -> None:
+    """Hand over to Hydra and its launcher."""
+    sys.argv = [sys.argv[0], *flags, *overrides]
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(train_job)()
+
+
+def _rows(jobs: list[Job]) -> list[Row]:
+    """What the records say of each job, named by what sets it apart from the others."""
+    common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    rows = []
+    for job in jobs:
+        record = record_of(job)
+        status = record.status()
+        own = replace(job, overrides=tuple(line for line in job.overrides if line not in common))
+        rows.append(
+            Row(
+                name=own.name,
+                summary=record.read("summary.json"),
+                status=status.get("status", "not run"),
+                reason=status.get("reason"),
+                folder=str(record.folder),
+            )
+        )
+    return rows
+
+
+def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | None) -> None:
+    """Write the table beside the sweep's own record, and to the tracker."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "table.csv", as_csv(rows))
+    settings = jobs[0].config.tracker
+    settings.group = group
+    columns = [
+        "run",
+        *jobs[0].choices,
+        "target eps",
+        "seed",
+        "test accuracy",
+        "best on test",
+        "eps",
+        "status",
+    ]
+    cells = []
+    for job, row in zip(jobs, rows, strict=True):
+        accuracy = row.summary.get("test_accuracy", {})
+        found = [accuracy.get("final"), accuracy.get("best"), str(row.summary.get("eps")), row.status]
+        cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
+    log_table(settings, Path(jobs[0].config.results_dir), name=f"table-{group}", columns=columns, rows=cells)
+
+
+def _complain(rows: list[Row]) -> int:
+    """Say once what went wrong; the exit code tells which kind."""
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.status != Status.FINISHED:
+            reasons.setdefault(f"{row.status}: {row.reason}", []).append(row)
+    for reason, those in reasons.items():
+        which = "" if len(rows) == 1 else f" ({'; '.join(row.name for row in those)})"
+        text = reason.removeprefix(f"{Status.REFUSED}: ")
+        errors.print(f"error: {text}{which}", style="red", highlight=False, markup=False)
+    if any(row.status == Status.REFUSED for row in rows):
+        return BAD_INPUT
+    return FAILED if reasons else OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""What the five stages of the private step have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+State = dict[str, Any]
+
+
+class Stage:
+    """A stage of the private step.
+
+    Each stage is a dataclass whose fields are its configuration: composing a config makes the stage itself.
+    Fields are checked in ``__post_init__``. What a stage learns while it runs lives in plain attributes and
+    travels in its state, so that a resumed run is the run that was never stopped.
+    """
+
+    def state_dict(self) -> State:
+        """Everything the stage remembers between steps, as tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")

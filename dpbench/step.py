@@ -1,0 +1,114 @@
+"""The private step: query, clip, noise, filter, optimizer, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dpbench.clip import Clip
+from dpbench.filters import Filter
+from dpbench.gradients import PerSampleGradients
+from dpbench.noise import Noise
+from dpbench.privacy.ledger import Ledger
+from dpbench.privacy.plan import Release
+from dpbench.query import Query
+from dpbench.stage import State
+from dpbench.threshold import Threshold
+
+# Inputs (b, ...) and targets (b, ...) of one micro-batch of a logical batch.
+MicroBatch = tuple[Tensor, Tensor]
+
+
+class PrivateStep:
+    """One step of any method: the data are used left of g_t and never after it.
+
+    g_t = (Σ_i clip(Σ_j w_j ∇f(θ_j; x_i)) + N(0, (z s_t Δ_t)² I)) / E[B], where z is the noise multiplier, s_t the
+    relative scale of the noise, Δ_t the sensitivity that the clip promises at threshold C_t, and E[B] the expected
+    batch size. The division by E[B] uses no data. Each release is in the ledger before it is used.
+    """
+
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        *,
+        query: Query,
+        clip: Clip,
+        threshold: Threshold,
+        noise: Noise,
+        filter: Filter,
+        optimizer: torch.optim.Optimizer,
+        noise_multiplier: float,
+        sampling_rate: float,
+        expected_batch: float,
+        ledger: Ledger,
+        noise_generator: torch.Generator,
+    ) -> None:
+        self.gradients = gradients
+        self.query, self.clip, self.threshold, self.noise, self.filter = query, clip, threshold, noise, filter
+        self.optimizer = optimizer
+        self.noise_multiplier = noise_multiplier
+        self.sampling_rate = sampling_rate
+        self.expected_batch = expected_batch
+        self.ledger = ledger
+        self.noise_generator = noise_generator
+        self.steps = 0
+        self._noise = torch.empty_like(gradients.flat.vector)
+
+    @torch.no_grad()
+    def __call__(self, batch: Iterable[MicroBatch]) -> Tensor:
+        """Take the step.
+
+        Args:
+            batch: the logical batch as it was sampled, in micro-batches; none at all is a step of noise alone.
+
+        Returns:
+            The per-sample losses, shape (B,), which are not private.
+        """
+        threshold = self.threshold.value(self.steps)
+        clipped_sum, losses = self.clipped_sum(batch, threshold)
+        private_gradient = self.release(clipped_sum, threshold).div_(self.expected_batch)
+        # Right of here: post-processing. Nothing below touches the batch.
+        self.gradients.flat.set_gradient(self.filter.apply(private_gradient))
+        self.optimizer.step()
+        self.steps += 1
+        return losses
+
+    def clipped_sum(self, batch: Iterable[MicroBatch], threshold: float) -> tuple[Tensor, Tensor]:
+        """Σ_i clip(G_i), shape (d,), and the losses, shape (B,)."""
+        points = self.query.points(self.gradients.flat.vector)
+        total = torch.zeros_like(self.gradients.flat.vector)
+        losses = [total.new_empty(0)]
+        for inputs, targets in batch:
+            tape = self.gradients.record(points, inputs, targets)
+            total += tape.weighted_sum(self.clip.factors(tape.norms(), threshold))
+            losses.append(tape.losses)
+        return total, torch.cat(losses)
+
+    def release(self, clipped_sum: Tensor, threshold: float) -> Tensor:
+        """The clipped sum with its noise, in place; recorded in the ledger."""
+        multiplier = self.noise_multiplier * self.noise.scale(self.steps)
+        self.ledger.record(Release(self.sampling_rate, multiplier))
+        if multiplier > 0:
+            noise = self.noise.draw(self._noise, self.noise_generator)
+            clipped_sum.add_(noise, alpha=multiplier * self.clip.sensitivity(threshold))
+        return clipped_sum
+
+    def state_dict(self) -> State:
+        """State of the stages, the optimizer and the step counter."""
+        return {
+            "steps": self.steps,
+            "optimizer": self.optimizer.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in _STAGES},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        self.steps = state["steps"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for name in _STAGES:
+            getattr(self, name).load_state_dict(state[name])
+
+
+_STAGES = ("query", "clip", "threshold", "noise", "filter")

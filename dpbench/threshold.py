@@ -1,0 +1,37 @@
+"""The clipping threshold C_t."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.stage import Stage
+
+
+@dataclass
+class Threshold(Stage):
+    """Gives C_t for each step."""
+
+    def value(self, step: int) -> float:
+        """C_t > 0 at step t, counted from 0."""
+        raise NotImplementedError
+
+
+@dataclass
+class FixedThreshold(Threshold):
+    """The same C at every step.
+
+    Attributes:
+        norm: C.
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.norm < float("inf"), "threshold.norm", self.norm, "a finite number > 0")
+
+    @override
+    def value(self, step: int) -> float:
+        return self.norm

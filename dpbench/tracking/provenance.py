@@ -1,0 +1,59 @@
+"""Where a run's numbers come from: code, versions, machine."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpbench.training.devices import describe
+
+PACKAGES = (
+    "dpbench",
+    "torch",
+    "torchvision",
+    "dp-accounting",
+    "hydra-core",
+    "numpy",
+    "opacus",
+    "scikit-learn",
+)
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in the folder of this source; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Commit, versions and device of a run that starts now."""
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": None if changes is None else bool(changes),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "device": describe(device),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+    }

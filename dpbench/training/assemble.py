@@ -1,0 +1,67 @@
+"""Putting a run together from its configuration."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpbench.config.schema import RunConfig
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.privacy import Ledger
+from dpbench.step import PrivateStep
+from dpbench.training.devices import fitting_micro_batch
+from dpbench.training.randomness import generator, global_stream
+
+
+def per_sample_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of each sample, shape (B,)."""
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+@dataclass
+class Assembly:
+    """The parts of a run.
+
+    Attributes:
+        model: on its device, in training mode.
+        step: the private step that trains it.
+        micro_batch: samples held at once.
+    """
+
+    model: nn.Module
+    step: PrivateStep
+    micro_batch: int
+
+
+def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:
+    """Build model, stages and optimizer; reads no data.
+
+    Raises:
+        UserError: the model has a layer that can't be trained privately.
+    """
+    with global_stream(config.seed, "weights", torch.device("cpu")):
+        model = config.model.build(config.dataset)
+    model.to(device).train()
+    flat = FlatParameters(model)
+    gradients = PerSampleGradients(model, flat, per_sample_loss, per_layer=config.clip.scope == "per_layer")
+    sample = torch.zeros(1, config.dataset.channels, config.dataset.height, config.dataset.width, device=device)
+    step = PrivateStep(
+        gradients,
+        # Copies: a stage remembers, and a configuration may be assembled more than once.
+        query=deepcopy(config.query),
+        clip=deepcopy(config.clip),
+        threshold=deepcopy(config.threshold),
+        noise=deepcopy(config.noise),
+        filter=deepcopy(config.filter),
+        optimizer=config.optim.build(flat.parameters),
+        noise_multiplier=noise_multiplier,
+        sampling_rate=config.sampling_rate,
+        expected_batch=config.batch_size,
+        ledger=ledger,
+        noise_generator=generator(config.seed, "noise", device),
+    )
+    return Assembly(model, step, config.micro_batch or fitting_micro_batch(model, flat, sample))

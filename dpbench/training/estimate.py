@@ -1,0 +1,41 @@
+"""How long a run will take, from a few of its own steps on made-up data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import torch
+
+from dpbench.config.schema import RunConfig
+from dpbench.privacy import Ledger, Plan, Release
+from dpbench.training.assemble import assemble
+from dpbench.training.devices import choose_device
+
+TIMED_STEPS = 3
+# Enough samples to keep the device busy; larger batches scale from here.
+MOST_SAMPLES = 256
+
+
+def seconds_of_training(config: RunConfig) -> float:
+    """Estimated seconds of all steps on this device, evaluations left out."""
+    device = choose_device(config.device)
+    size = min(config.batch_size, MOST_SAMPLES)
+    release = Release(config.sampling_rate, 1.0)
+    ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant=config.privacy.accountant)
+    parts = assemble(replace(config, noise=type(config.noise)()), device, 1.0, ledger)
+    shape = (size, config.dataset.channels, config.dataset.height, config.dataset.width)
+    images = torch.zeros(shape, device=device)
+    labels = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def step() -> None:
+        micro = parts.micro_batch
+        parts.step(zip(images.split(micro), labels.split(micro), strict=True))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    step()  # the first one sets things up
+    start = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        step()
+    return (time.perf_counter() - start) / TIMED_STEPS * config.steps * config.batch_size / size

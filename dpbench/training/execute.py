@@ -1,0 +1,135 @@
+"""One run from its configuration to its record."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dpbench.config import Job, config_hash, resolved
+from dpbench.data import Splits
+from dpbench.errors import UserError
+from dpbench.privacy import Ledger
+from dpbench.tracking import RunRecord, Status, open_tracker
+from dpbench.tracking.provenance import provenance
+from dpbench.tracking.record import jsonable
+from dpbench.training.assemble import assemble
+from dpbench.training.budget import in_words, noise_multiplier, open_ledger
+from dpbench.training.devices import choose_device, describe
+from dpbench.training.display import Display
+from dpbench.training.loop import DivergedError, Metrics, train
+
+
+def record_of(job: Job) -> RunRecord:
+    """The record of a job's run, whether it exists or not."""
+    return RunRecord(Path(job.config.results_dir), config_hash(job.config), job.config.seed)
+
+
+def execute(job: Job, console: Console) -> Status:
+    """Run a job unless it is finished already, and record it whatever happens.
+
+    Only KeyboardInterrupt leaves, after the record says so.
+    """
+    record = record_of(job)
+    if record.finished() and not job.config.force:
+        console.print(f"  finished already: {record.folder} (force=true runs it again)", highlight=False)
+        return Status.FINISHED
+    try:
+        return _Execution(job, record, console).run()
+    except UserError as error:
+        record.refuse(str(error))
+        return Status.REFUSED
+
+
+class _Execution:
+    """The state of one run while it is carried out."""
+
+    def __init__(self, job: Job, record: RunRecord, console: Console) -> None:
+        self.config = job.config
+        self.job = job
+        self.record = record
+        self.console = console
+        self.metrics: list[Metrics] = []
+
+    def run(self) -> Status:
+        """Prepare (bad input leaves here, before anything is recorded), then train under the record's eyes."""
+        config = self.config
+        device = choose_device(config.device)
+        found = noise_multiplier(config)
+        ledger = open_ledger(config, found.noise_multiplier)
+        parts = assemble(config, device, found.noise_multiplier, ledger)
+        loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
+        splits = Splits(loaded.train.to(device), loaded.test.to(device))
+        self.console.print(f"  {in_words(config, found)}; {describe(device)}", highlight=False)
+
+        settings = {**resolved(config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
+        self.record.start(jsonable(settings), origin := provenance(device))
+        tracker = open_tracker(
+            config.tracker,
+            Path(config.results_dir),
+            name=self.job.name,
+            config={**settings, "hash": self.record.folder.parent.name},
+            tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
+        )
+        status, reason, trace = Status.FAILED, None, None
+        start = time.perf_counter()
+        try:
+            with Display(self.console, config.steps) as display:
+
+                def on_evaluation(metrics: Metrics) -> None:
+                    self.metrics.append(metrics)
+                    self.record.append_metrics(metrics.as_dict())
+                    self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
+                    tracker.log(metrics.as_dict(), metrics.step)
+                    display.evaluation(metrics)
+
+                train(config, parts, splits, ledger, on_step=display.step, on_evaluation=on_evaluation)
+            status = Status.FINISHED if ledger.complete() else Status.INVALID
+            reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
+        except KeyboardInterrupt:
+            status, reason = Status.INTERRUPTED, "by the user"
+            raise
+        except DivergedError as error:
+            status, reason = Status.DIVERGED, str(error)
+        except Exception as error:
+            reason, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
+        finally:
+            summary = self._summary(ledger, parts.step.noise_multiplier)
+            self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
+            self.record.write("summary.json", summary)
+            self.record.write("provenance.json", {**origin, "wall_seconds": round(time.perf_counter() - start, 3)})
+            self.record.set_status(status, reason, trace)
+            tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
+        return status
+
+    def _summary(self, ledger: Ledger, multiplier: float) -> dict[str, Any]:
+        """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
+        config = self.config
+        last = self.metrics[-1] if self.metrics else None
+        best = max(self.metrics, key=lambda m: m.test_accuracy, default=None)
+        return {
+            "test_accuracy": {
+                "final": last.test_accuracy if last else None,
+                "best": best.test_accuracy if best else None,
+                "best_step": best.step if best else None,
+            },
+            "test_loss": last.test_loss if last else None,
+            "eps": ledger.epsilon(),
+            "target_eps": config.eps,
+            "delta": config.delta_value,
+            "private": math.isfinite(config.eps),
+            "clipped": math.isfinite(config.clip.sensitivity(1.0)),
+            "accountant": config.privacy.accountant,
+            "sampler": "poisson",
+            "noise_multiplier": multiplier,
+            "steps": len(ledger),
+            "sampling_rate": config.sampling_rate,
+            "algorithm": config.algo["name"],
+            "dataset": config.dataset.name,
+            "model": config.model.name,
+            "seed": config.seed,
+        }

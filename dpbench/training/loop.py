@@ -1,0 +1,106 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from dpbench.config.schema import RunConfig
+from dpbench.data import Splits
+from dpbench.privacy import Ledger, PoissonSampler
+from dpbench.training.assemble import Assembly
+from dpbench.training.evaluation import evaluate
+from dpbench.training.randomness import generator, global_stream
+
+
+class DivergedError(RuntimeError):
+    """The loss on the test split is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What an evaluation found; one line of metrics.jsonl.
+
+    Attributes:
+        step: steps taken.
+        epoch: passes over the data, step q.
+        train_loss: mean over the samples drawn since the last evaluation; not private.
+        test_loss: mean over the test split.
+        test_accuracy: fraction of the test split, 0 to 1.
+        eps: spent so far.
+        lr: learning rate of the last step.
+        seconds: since training began.
+    """
+
+    step: int
+    epoch: float
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    eps: float
+    lr: float
+    seconds: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def train(
+    config: RunConfig,
+    parts: Assembly,
+    splits: Splits,
+    ledger: Ledger,
+    *,
+    on_step: Callable[[int], None],
+    on_evaluation: Callable[[Metrics], None],
+) -> None:
+    """Train for all planned steps.
+
+    Args:
+        config: the run.
+        parts: model and step.
+        splits: data, on the model's device.
+        ledger: asked for eps at each evaluation.
+        on_step: called after each step with the number of steps taken.
+        on_evaluation: called after each evaluation.
+
+    Raises:
+        DivergedError: at an evaluation; the metrics have been handed over.
+    """
+    device = splits.train.labels.device
+    sampler = PoissonSampler(len(splits.train), config.sampling_rate, generator(config.seed, "sampling", device))
+    optimizer = parts.step.optimizer
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    seen = 0
+    start = time.perf_counter()
+    with global_stream(config.seed, "model", device):
+        for step in range(1, config.steps + 1):
+            lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            losses = parts.step(splits.train.batches(sampler.draw(), parts.micro_batch))
+            loss_sum += losses.sum().double()
+            seen += len(losses)
+            on_step(step)
+            if step % config.evaluate_every == 0 or step == config.steps:
+                test = evaluate(parts.model, splits.test)
+                metrics = Metrics(
+                    step=step,
+                    epoch=step * config.sampling_rate,
+                    train_loss=float(loss_sum) / seen if seen else math.nan,
+                    test_loss=test.loss,
+                    test_accuracy=test.accuracy,
+                    eps=ledger.epsilon(),
+                    lr=lr,
+                    seconds=time.perf_counter() - start,
+                )
+                loss_sum.zero_()
+                seen = 0
+                on_evaluation(metrics)
+                if not math.isfinite(test.loss):
+                    raise DivergedError(f"the test loss is {test.loss} after {step} steps")
