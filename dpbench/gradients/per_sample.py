@@ -131,31 +131,24 @@ class PerSampleGradients:
 
     def _at(self, iterate: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[Tensor, Tensor]]:
         """Losses and per-sample gradients at one iterate."""
-        calls: list[_Call] = []
-        handles = [layer.register_forward_hook(self._recorder(calls)) for layer in self._rules]
-        try:
-            with self.flat.at(iterate), torch.enable_grad():
+        # Backward passes too read the parameters, so everything happens at the iterate.
+        with self.flat.at(iterate), torch.enable_grad():
+            calls: list[_Call] = []
+            handles = [layer.register_forward_hook(self._recorder(calls)) for layer in self._rules]
+            try:
                 losses = self._loss(self._model(inputs), targets)
-                total = losses.sum()
-        finally:
-            for handle in handles:
-                handle.remove()
-        output_gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-            total, [call.output for call in calls], allow_unused=True, retain_graph=not self._checked
-        )
-        gradients: dict[Tensor, Tensor] = {}
-        with torch.no_grad():
-            for call, output_gradient in zip(calls, output_gradients, strict=True):
-                if output_gradient is None:
-                    continue
-                for parameter, gradient in call.rule(call.layer, call.input, output_gradient).items():
-                    if parameter in gradients:  # a layer called twice
-                        gradients[parameter] += gradient
-                    else:
-                        gradients[parameter] = gradient
-        if not self._checked:
-            self._check(total, gradients)
-            self._checked = True
+            finally:
+                for handle in handles:
+                    handle.remove()
+            total = losses.sum()
+            output_gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+                total, [call.output for call in calls], allow_unused=True, retain_graph=not self._checked
+            )
+            with torch.no_grad():
+                gradients = _collect(calls, output_gradients)
+            if not self._checked:
+                self._check(total, gradients)
+                self._checked = True
         return losses.detach(), gradients
 
     def _check(self, loss: Tensor, gradients: dict[Tensor, Tensor]) -> None:
@@ -176,3 +169,17 @@ class PerSampleGradients:
             calls.append(_Call(layer, self._rules[layer], inputs[0].detach(), get_gradient_edge(output)))
 
         return record
+
+
+def _collect(calls: Sequence[_Call], output_gradients: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
+    """Per-sample parameter gradients of all calls; those of a layer called twice add up."""
+    gradients: dict[Tensor, Tensor] = {}
+    for call, output_gradient in zip(calls, output_gradients, strict=True):
+        if output_gradient is None:
+            continue
+        for parameter, gradient in call.rule(call.layer, call.input, output_gradient).items():
+            if parameter in gradients:
+                gradients[parameter] += gradient
+            else:
+                gradients[parameter] = gradient
+    return gradients

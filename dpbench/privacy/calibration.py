@@ -15,7 +15,7 @@ from pathlib import Path
 from scipy.optimize import brentq
 
 from dpbench.errors import UserError
-from dpbench.privacy.accountants import discretisation, epsilon
+from dpbench.privacy.accountants import discretisation, epsilon, quick_bound
 from dpbench.privacy.plan import Plan
 
 # The multiplier is solved for to this relative accuracy, then rounded towards more noise.
@@ -58,9 +58,8 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     if cached is not None:
         return cached
     start = time.perf_counter()
-    multiplier = _solve(lambda z: epsilon(plan.scaled(z), delta, "rdp", eps_scale=eps), eps, 1.0)
-    if accountant != "rdp":
-        multiplier = _solve(lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), eps, multiplier)
+    guess = _solve(lambda z: quick_bound(plan.scaled(z), delta), eps, 1.0)
+    multiplier = _solve(lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), eps, guess)
     spent = epsilon(plan.scaled(multiplier), delta, accountant, eps_scale=eps)
     result = Calibration(multiplier, spent, time.perf_counter() - start)
     _write(key, result)

@@ -1,0 +1,109 @@
+"""Command lines of dpbench.run in this process, and reading what they leave."""
+
+import json
+import logging
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from dpbench.run import main
+from dpbench.step import PrivateStep
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+STEPS = 3
+# A run of three steps that is evaluated after two of them and at the end.
+SMALL = (
+    "device=cpu",
+    "tracker=disabled",
+    "privacy=rdp",
+    "model=linear",
+    "batch_size=64",
+    "epochs=0.1",
+    "evaluation.every_steps=2",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line came to."""
+
+    code: int
+    out: str
+    err: str
+    results: Path
+
+    def error(self) -> str:
+        """The one line on stderr of a command line that went wrong, without its mark."""
+        shown = self.err.removesuffix("\n")
+        assert shown.startswith("error: "), f"stderr: {self.err!r}"
+        assert "\n" not in shown, f"more than one line: {self.err!r}"
+        assert "Traceback" not in self.out
+        return shown.removeprefix("error: ")
+
+
+def dpbench(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Outcome:
+    """Run a command line; later arguments win over the settings of a small run."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["dpbench"])
+        patch.delenv("DPBENCH_DATA", raising=False)
+        # Where logging is set up anew all handlers are closed, and absl's takes pytest's stderr with it.
+        patch.setattr(logging, "shutdown", lambda *_: None)
+        try:
+            code = main([f"results_dir={results}", *settings, *arguments])
+        finally:
+            GlobalHydra.instance().clear()
+    return Outcome(code, out.getvalue(), err.getvalue(), results)
+
+
+def records(results: Path) -> list[Path]:
+    """The folders of all runs that left anything, whatever came of them."""
+    return sorted({path.parent for path in (results / "runs").rglob("*") if path.is_file()})
+
+
+def only_record(results: Path) -> Path:
+    (record,) = records(results)
+    return record
+
+
+def read(record: Path, name: str) -> Any:
+    """A JSON file of a record, which holds no NaN or Infinity: JSON has none."""
+    return json.loads((record / name).read_text(), parse_constant=_not_json)
+
+
+def read_metrics(record: Path) -> list[dict[str, Any]]:
+    lines = (record / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=_not_json) for line in lines]
+
+
+def _not_json(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def status(record: Path) -> str:
+    return read(record, "status.json")["status"]
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Time and content of every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def raise_after(patch: pytest.MonkeyPatch, steps: int, error: BaseException, query: str | None = None) -> None:
+    """Make every run, or those with this kind of query, raise when it has taken so many steps."""
+    original = PrivateStep.__call__
+
+    def call(self: PrivateStep, batch: Any) -> Any:
+        if self.steps == steps and query in (None, type(self.query).__name__):
+            raise error
+        return original(self, batch)
+
+    patch.setattr(PrivateStep, "__call__", call)

@@ -1,0 +1,515 @@
+"""The command line: what it refuses and how, sweeps, plans, help, and the identity of a run."""
+
+import csv
+import os
+import re
+import struct
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from cli import CONF, SMALL, STEPS, Outcome, dpbench, only_record, read, records, snapshot, status
+
+from dpbench.config import compose_jobs, config_hash
+from dpbench.step import PrivateStep
+from dpbench.training.budget import noise_multiplier
+
+ROOT = CONF.parent
+# arguments, what stands for field and value, what is said to be allowed
+BAD_INPUT = [
+    ("eps=-1", "eps=-1", "a number > 0, or inf"),
+    ("eps=0", "eps=0", "a number > 0, or inf"),
+    ("eps=abc", "eps=abc", "a number"),
+    ("eps=nan", "eps=nan", "a number > 0, or inf"),
+    ("algo=dikc", "algo=dikc", "disk, doppler, dpadam, dpsgd"),
+    ("algo=disk algo.kapa=0.5", "algo.kapa=0.5", "algo.kappa"),
+    ("algo.kapa=0.5", "algo.kapa=0.5", "no such setting"),
+    ("algo=disk algo.kappa=1.5", "algo.kappa=1.5", "a number in (0, 1]"),
+    ("algo=disk algo.gamma=0", "algo.gamma=0", "any number but 0"),
+    ("query=two_point query.kappa=1.5", "query.kappa=1.5", "a number in (0, 1]"),
+    ("delta=2", "delta=2", "a number in (0, 1), or a rule"),
+    ("delta=abc", "delta=abc", "a number in (0, 1), or a rule"),
+    ("delta=1/M^1.1", "delta=1/M^1.1", "a number in (0, 1), or a rule"),
+    ("batch_size=0", "batch_size=0", "a whole number > 0"),
+    ("batch_size=1438", "batch_size=1438", "at most the 1437 training samples of dataset=digits"),
+    ("epochs=0", "epochs=0", "a number > 0"),
+    ("epochs=inf", "epochs=inf", "a number > 0"),
+    ("seed=-1", "seed=-1", "a whole number >= 0"),
+    ("seed=1.5", "seed=1.5", "a whole number"),
+    ("micro_batch=0", "micro_batch=0", "a whole number > 0, or null"),
+    ("model=cnn5 dataset=digits", "model=cnn5", "28x28 or 32x32 pixels, but dataset=digits has 8x8"),
+    ("clip=none", "clip=none", "eps=inf"),
+    ("+foo=1", "+foo=1", "only set"),
+    ("++algo.foo=1", "++algo.foo=1", "only set"),
+    ("~algo", "~algo", "only set"),
+    ("eps=1,2", "eps=1,2", "add -m"),
+    ("foo", "foo", "key=value"),
+    ("algo=8", "algo=8", "the name of one of its options"),
+    ("privacy.noise_multiplier=0.1", "privacy.noise_multiplier=0.1", "more than eps=8"),
+    ("privacy.noise_multiplier=1 eps=inf", "privacy.noise_multiplier=1", "leave the multiplier null"),
+    ("device=tpu", "device=tpu", "auto, cpu, cuda or cuda:<index>"),
+    ("tracker.mode=on", "tracker.mode=on", "auto, online, offline, disabled"),
+    ("-m eps=8,-1", "eps=-1", "a number > 0, or inf"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "typed", "allowed"), BAD_INPUT, ids=[case[0] for case in BAD_INPUT])
+def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_path, arguments, typed, allowed):
+    outcome = dpbench(tmp_path / "results", *arguments.split())
+    assert outcome.code == 2
+    assert outcome.error().startswith(f"{typed}: ")
+    assert allowed in outcome.error()
+    assert records(tmp_path / "results") == []
+
+
+def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):
+    outcome = dpbench(tmp_path / "results", "-m", "eps=8,8.0")
+    assert outcome.code == 2
+    assert re.search(r"eps=8 and .*eps=8\.0 are the same run; drop one$", outcome.error())
+    assert records(tmp_path / "results") == []
+
+
+def test_a_results_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    results = tmp_path / "file" / "results"
+    outcome = dpbench(results)
+    assert outcome.code == 2
+    assert outcome.error().startswith(f"results_dir={results}: can't be written")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_of_own_options_that_does_not_exist_is_refused(tmp_path):
+    outcome = dpbench(tmp_path / "results", "-cd", str(tmp_path / "nowhere"))
+    assert outcome.code == 2
+    assert str(tmp_path / "nowhere") in outcome.error()
+
+
+def test_a_pattern_that_no_option_matches_is_refused(tmp_path):
+    outcome = dpbench(tmp_path / "results", "-m", "algo=glob(nothing*)")
+    assert outcome.code == 2
+    assert "algo=glob(nothing*)" in outcome.error()
+
+
+# Refused while a run is prepared: what is wrong shows only on this machine, or in the files.
+
+MNIST = (
+    "dataset=mnist",
+    "dataset.train_size=60",
+    "dataset.test_size=20",
+    "batch_size=20",
+    "epochs=1",
+    "data.download=false",
+)
+
+
+def idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
+    """A file in MNIST's format, whatever its content."""
+    path.write_bytes(struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + content)
+
+
+def mnist(root: Path, *, train: int = 60, missing_bytes: int = 0, last_label: int = 9) -> str:
+    """Write a small copy of MNIST; returns the override that points at it."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", train), ("t10k", 20)):
+        pixels = bytes(range(196)) * 4 * count
+        labels = bytes([*(i % 10 for i in range(count - 1)), last_label])
+        idx(raw / f"{part}-images-idx3-ubyte", (count, 28, 28), pixels[: len(pixels) - missing_bytes])
+        idx(raw / f"{part}-labels-idx1-ubyte", (count,), labels)
+    return f"data.root={root}"
+
+
+def test_a_well_formed_copy_of_a_data_set_trains(tmp_path):
+    outcome = dpbench(tmp_path / "results", *MNIST, mnist(tmp_path / "data"))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert status(only_record(tmp_path / "results")) == "finished"
+
+
+def refused_mnist(tmp_path: Path, **damage: int) -> Outcome:
+    return dpbench(tmp_path / "results", *MNIST, mnist(tmp_path / "data", **damage))
+
+
+def refused_empty(tmp_path: Path) -> Outcome:
+    (tmp_path / "data").mkdir()
+    return dpbench(tmp_path / "results", *MNIST, f"data.root={tmp_path / 'data'}")
+
+
+def refused_device(tmp_path: Path) -> Outcome:
+    return dpbench(tmp_path / "results", "device=cuda:7")
+
+
+LATE = {
+    "empty data root": (refused_empty, "dataset=mnist", "set data.download=true to fetch it, or point data.root"),
+    "truncated images": (lambda path: refused_mnist(path, missing_bytes=1000), "dataset=mnist", "fetch it anew"),
+    "too few images": (lambda path: refused_mnist(path, train=50), "dataset=mnist", "expected (60, 1, 28, 28)"),
+    "label out of range": (lambda path: refused_mnist(path, last_label=10), "dataset=mnist", "label outside 0..9"),
+    "no such GPU": (refused_device, "device=cuda:7", "use auto or cpu"),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_what_a_run_cannot_start_with_is_one_line(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    command, typed, allowed = LATE[case]
+    outcome = command(tmp_path)
+    assert outcome.code == 2
+    assert outcome.error().startswith(f"{typed}: ")
+    assert allowed in outcome.error()
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_run_that_cannot_start_leaves_no_record(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    LATE[case][0](tmp_path)
+    assert records(tmp_path / "results") == []
+
+
+def test_one_reason_for_several_runs_of_a_sweep_is_said_once(tmp_path):
+    outcome = dpbench(tmp_path / "results", "-m", *MNIST, f"data.root={tmp_path}", "seed=3,4")
+    assert outcome.code == 2
+    assert "seed=3" in outcome.error()
+    assert "seed=4" in outcome.error()
+
+
+def test_a_forced_run_that_cannot_start_is_an_error_and_keeps_the_finished_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert dpbench(tmp_path).code == 0
+    before = snapshot(tmp_path / "runs")
+    outcome = dpbench(tmp_path, "force=true", "device=cuda:7")
+    assert snapshot(tmp_path / "runs") == before
+    assert outcome.code == 2
+    assert outcome.error().startswith("device=cuda:7: ")
+
+
+# A sweep, and what is finished already.
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Outcome:
+    return dpbench(tmp_path_factory.mktemp("sweep"), "algo=dpsgd,disk", "-m", "eps=2,8")
+
+
+def table_of(results: Path) -> list[dict[str, str]]:
+    (path,) = results.glob("sweeps/*/table.csv")
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_sweep_makes_one_finished_record_for_each_combination(sweep):
+    assert (sweep.code, sweep.err) == (0, "")
+    assert [status(record) for record in records(sweep.results)] == ["finished"] * 4
+    summaries = [read(record, "summary.json") for record in records(sweep.results)]
+    assert {(s["algorithm"], s["target_eps"]) for s in summaries} == {
+        (algo, eps) for algo in ("dpsgd", "disk") for eps in (2.0, 8.0)
+    }
+
+
+def test_the_table_of_a_sweep_says_what_the_records_say(sweep):
+    rows = table_of(sweep.results)
+    assert [row["run"] for row in rows] == [
+        "algo=dpsgd eps=2",
+        "algo=dpsgd eps=8",
+        "algo=disk eps=2",
+        "algo=disk eps=8",
+    ]
+    assert {Path(row["folder"]) for row in rows} == set(records(sweep.results))
+    for row in rows:
+        summary = read(Path(row["folder"]), "summary.json")
+        assert f"algo={summary['algorithm']} eps={summary['target_eps']:g}" == row["run"]
+        assert row["test accuracy, last (%)"] == f"{100 * summary['test_accuracy']['final']:.2f}"
+        assert float(row["noise multiplier"]) == pytest.approx(summary["noise_multiplier"], abs=1e-4)
+        assert int(row["steps"]) == STEPS
+
+
+def test_the_output_of_a_sweep_shows_every_run_and_its_folder(sweep):
+    for row in table_of(sweep.results):
+        assert f"{row['run']}: {row['folder']}" in sweep.out.splitlines()
+        assert re.search(rf"^{row['run']} .*{row['test accuracy, last (%)']}.*finished", sweep.out, re.MULTILINE)
+
+
+def test_a_finished_sweep_trains_nothing_when_run_again(sweep, monkeypatch):
+    before = snapshot(sweep.results)
+    monkeypatch.setattr(PrivateStep, "__call__", lambda *_: pytest.fail("trained"))
+    again = dpbench(sweep.results, "-m", "eps=2,8", "algo=dpsgd,disk")
+    assert (again.code, again.err) == (0, "")
+    assert snapshot(sweep.results) == before
+    for row in table_of(sweep.results):
+        assert row["folder"] in again.out
+
+
+def test_a_plan_knows_what_is_finished(sweep):
+    plan = dpbench(sweep.results, "-m", "algo=dpsgd", "eps=8,4", "plan=true")
+    first, second = (line for line in plan.out.splitlines() if "algo=dpsgd" in line)
+    assert first.split()[-1] == "finished"
+    assert second.endswith("to run")
+
+
+def test_a_sweep_runs_only_what_is_not_finished(sweep, tmp_path):
+    assert dpbench(tmp_path, "seed=1").code == 0
+    before = snapshot(tmp_path / "runs")
+    outcome = dpbench(tmp_path, "-m", "seed=1,2")
+    after = snapshot(tmp_path / "runs")
+    assert outcome.code == 0
+    assert "2 runs, 1 of them finished already" in outcome.out
+    assert {name: after[name] for name in before} == before
+    assert [record.name for record in records(tmp_path)] == ["1", "2"]
+
+
+def test_force_runs_again_and_keeps_the_old_record_until_the_new_one_is_finished(tmp_path, monkeypatch):
+    assert dpbench(tmp_path).code == 0
+    record = only_record(tmp_path)
+    before = snapshot(record)
+    seen = []
+    original = PrivateStep.__call__
+
+    def call(self, batch):
+        seen.append(snapshot(record))
+        return original(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "__call__", call)
+    outcome = dpbench(tmp_path, "force=true")
+    assert outcome.code == 0
+    assert seen == [before] * STEPS
+    assert only_record(tmp_path) == record
+    after = snapshot(record)
+    assert after.keys() == before.keys()
+    assert all(after[name][0] > before[name][0] for name in before)
+    assert status(record) == "finished"
+    assert [path.name for path in record.parent.iterdir()] == [record.name]
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_the_flag_of_a_sweep_may_stand_anywhere(tmp_path, position):
+    arguments = ["algo=dpsgd", "seed=1,2", "plan=true"]
+    arguments.insert(position, "-m")
+    outcome = dpbench(tmp_path, *arguments)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert sum("to run" in line for line in outcome.out.splitlines()) == 2
+
+
+def test_a_sweep_of_one_value_is_a_sweep(tmp_path):
+    outcome = dpbench(tmp_path, "eps=8", "-m")
+    assert outcome.code == 0
+    assert len(table_of(tmp_path)) == len(records(tmp_path)) == 1
+
+
+# plan=true
+
+
+def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tmp_path):
+    outcome = dpbench(tmp_path / "results", "eps=2", "seed=7", "plan=true")
+    config = compose_jobs([*SMALL, "eps=2", "seed=7"], multirun=False)[0].config
+    assert (outcome.code, outcome.err) == (0, "")
+    shown = next(line for line in outcome.out.splitlines() if config_hash(config) in line)
+    multiplier = f"{noise_multiplier(config).noise_multiplier:.4f}"
+    assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
+    assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
+    outcome = dpbench(tmp_path, "privacy.noise_multiplier=0.1", "plan=true")
+    assert outcome.code == 2
+    assert outcome.error().startswith("privacy.noise_multiplier=0.1: ")
+
+
+# --help
+
+
+def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path):
+    outcome = dpbench(tmp_path, "algo=disk", "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    shown = outcome.out.splitlines()
+    folders = sorted(folder for folder in CONF.iterdir() if any(folder.glob("*.yaml")))
+    assert folders
+    for folder in folders:
+        start = shown.index(f"  {folder.name}") + 1
+        end = next((i for i in range(start, len(shown)) if not shown[i].startswith("    ")), len(shown))
+        listed = [line.removeprefix("  * ").split()[0] for line in shown[start:end] if line.startswith("  * ")]
+        listed += [line.split()[0] for line in shown[start:end] if not line.startswith("  * ")]
+        assert sorted(listed) == sorted(path.stem for path in folder.glob("*.yaml"))
+    assert "schema" not in outcome.out
+    assert records(tmp_path) == []
+
+
+def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
+    shown = dpbench(tmp_path, "-h", settings=()).out
+    defaults = compose_jobs([], multirun=False)[0]
+    for group, option in defaults.choices.items():
+        section = shown[shown.index(f"\n  {group}\n") :]
+        assert re.search(r"^  \* (\S+)", section, re.MULTILINE)[1] == option
+    for setting in ("eps", "delta", "seed", "device", "batch_size", "epochs", "results_dir", "force", "plan"):
+        assert re.search(rf"^  {setting}: \S", shown, re.MULTILINE)
+
+
+def test_cfg_prints_every_setting_and_trains_nothing(tmp_path):
+    outcome = dpbench(tmp_path, "algo=disk", "eps=3", "--cfg", "job")
+    assert outcome.code == 0
+    assert "\neps: 3" in f"\n{outcome.out}"
+    assert "\n  kappa: 0.7\n" in outcome.out
+    assert records(tmp_path) == []
+
+
+# eps=inf
+
+
+@pytest.mark.parametrize(("clip", "word"), [("automatic", "on"), ("none", "off")])
+def test_without_a_budget_the_run_says_whether_it_clips(tmp_path, clip, word):
+    outcome = dpbench(tmp_path, "eps=inf", f"clip={clip}")
+    assert outcome.code == 0
+    assert f"eps=inf: not private; no noise, clipping {word}" in outcome.out
+    summary = read(only_record(tmp_path), "summary.json")
+    assert (summary["eps"], summary["private"], summary["noise_multiplier"]) == ("inf", False, 0.0)
+    assert summary["clipped"] is (word == "on")
+
+
+# The identity of a run.
+
+
+@cache
+def hash_of(*overrides: str) -> str:
+    return config_hash(compose_jobs(overrides, multirun=False)[0].config)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("eps=8",),
+        ("eps=8.0",),
+        ("eps=8e0",),
+        ("device=cpu",),
+        ("results_dir=elsewhere",),
+        ("tracker=disabled",),
+        ("tracker.project=other", "tracker.tags=[a]"),
+        ("data.root=elsewhere", "data.download=true"),
+        ("force=true",),
+        ("plan=true",),
+        ("micro_batch=7",),
+        ("seed=5",),
+        ("algo=dpsgd", "filter=none", "clip=automatic"),
+        ("algo=doppler", "filter=none"),
+        (f"delta={1437**-1.1}",),
+        ("batch_size=256", "epochs=40", "optim.lr=2"),
+        ("dataset.suggested.lr.adam=0.5",),
+        ("evaluation.every_epochs=null", "evaluation.every_steps=6"),
+    ],
+    ids=" ".join,
+)
+def test_the_hash_does_not_depend_on(overrides):
+    assert hash_of(*overrides) == hash_of()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("eps=4",),
+        ("eps=inf",),
+        ("delta=1e-5",),
+        ("delta=1/N",),
+        ("epochs=3",),
+        ("batch_size=128",),
+        ("clip=threshold",),
+        ("clip.stabiliser=0",),
+        ("threshold.norm=2",),
+        ("filter=momentum",),
+        ("query=two_point",),
+        ("optim=adam",),
+        ("optim.lr=0.1",),
+        ("schedule=cosine",),
+        ("model=linear",),
+        ("model.hidden=[32]",),
+        ("dataset=mnist",),
+        ("privacy=rdp",),
+        ("privacy.noise_multiplier=9",),
+        ("algo=disk",),
+    ],
+    ids=" ".join,
+)
+def test_the_hash_depends_on(overrides):
+    assert hash_of(*overrides) != hash_of()
+
+
+def test_an_algorithm_is_the_stages_it_names():
+    assert hash_of("algo=disk") == hash_of("query=two_point", "filter=exponential")
+    assert hash_of("algo=disk", "algo.kappa=0.6") == hash_of(
+        "query=two_point", "filter=exponential", "query.kappa=0.6", "filter.kappa=0.6"
+    )
+
+
+def test_a_pattern_over_algorithms_gives_the_algorithms_and_nothing_else():
+    jobs = compose_jobs(["algo=glob(*)"], multirun=True)
+    assert sorted(job.choices["algo"] for job in jobs) == sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
+
+
+# A user's own options.
+
+
+@pytest.mark.parametrize("how", ["absolute", "relative"])
+def test_an_algorithm_of_the_users_own_runs_beside_the_others(tmp_path, monkeypatch, how):
+    (tmp_path / "mine" / "algo").mkdir(parents=True)
+    (tmp_path / "mine" / "algo" / "smooth.yaml").write_text(
+        "# @package _global_\n"
+        "defaults:\n"
+        "  - override /filter: momentum\n"
+        "  - override /clip: threshold\n"
+        "  - _self_\n"
+        "algo:\n"
+        "  name: smooth\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    folder = "mine" if how == "relative" else str(tmp_path / "mine")
+    outcome = dpbench(tmp_path, "-cd", folder, "algo=smooth,dpsgd", "-m")
+    assert (outcome.code, outcome.err) == (0, "")
+    found = {read(record, "summary.json")["algorithm"]: record.parent.name for record in records(tmp_path)}
+    settings = [line for line in SMALL if line != "device=cpu"]
+    assert found == {
+        "smooth": hash_of(*settings, "filter=momentum", "clip=threshold"),
+        "dpsgd": hash_of(*settings),
+    }
+
+
+# A rule for delta needs no quotes.
+
+
+def test_a_rule_for_delta_is_typed_as_it_reads(tmp_path):
+    outcome = dpbench(tmp_path, "delta=1/N^1.5")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert read(only_record(tmp_path), "summary.json")["delta"] == pytest.approx(1437**-1.5)
+
+
+def test_rules_for_delta_make_a_sweep(tmp_path):
+    outcome = dpbench(tmp_path, "delta=1/N^1.1,1/N", "-m")
+    assert (outcome.code, outcome.err) == (0, "")
+    deltas = sorted(read(record, "summary.json")["delta"] for record in records(tmp_path))
+    assert deltas == [pytest.approx(1437**-1.1), pytest.approx(1 / 1437)]
+
+
+# As a user starts it, from another folder.
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m dpbench.run` in a process of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "dpbench.run", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_the_module_sweeps_over_all_algorithms_into_the_folder_it_is_started_in(tmp_path):
+    done = started(tmp_path, *SMALL, "algo=glob(*)", "-m", "eps=8")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = [read(record, "summary.json")["algorithm"] for record in records(tmp_path / "results")]
+    assert sorted(found) == sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert len(table_of(tmp_path / "results")) == len(found)
+
+
+def test_the_module_exits_with_2_and_one_line_on_bad_input(tmp_path):
+    done = started(tmp_path, "eps=-1")
+    assert done.returncode == 2
+    assert done.stderr == "error: eps=-1: expected a number > 0, or inf to train without noise\n"
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []

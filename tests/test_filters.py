@@ -1,0 +1,349 @@
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from helpers import assembled, composed
+from scipy.signal import freqz, lfilter
+
+from dpbench.errors import UserError
+from dpbench.filters import Exponential, RecursiveLowPass
+from dpbench.optim import SGD, Adam
+
+# DOPPLER, Tables 2 and 4: b, a.
+TAPS = {
+    "sgd": ("1", ""),
+    "momentum": ("0.1", "-0.9"),
+    "first_v1": ("1/11 1/11", "-9/11"),
+    "first_v2": ("3/11 -1/11", "-9/11"),
+    "second": ("1/58 2/58 1/58", "-92/58 38/58"),
+    "f1": ("0.075 0.025", "-0.9"),
+    "f2": ("0.025 0.075", "-0.9"),
+    "f3": ("0.1 0.1", "-0.8"),
+    "f4": ("0.2 0.2", "-0.6"),
+    "f5": ("0.025 0.05 0.025", "-0.9"),
+    "f6": ("0.025 0.025", "-1.8 0.85"),
+}
+
+# Noise-power gain Σ κ², computed by hand from the taps.
+NOISE_GAIN = {
+    "sgd": 1,
+    "momentum": 1 / 19,
+    "first_v1": 1 / 11,
+    "first_v2": 7 / 55,
+    "second": 0.098276,
+    "f1": 0.050658,
+    "f2": 0.050658,
+    "f3": 0.1,
+    "f4": 0.2,
+    "f5": 0.04875,
+    "f6": 1 / 6,
+}
+
+# Filtered SEQUENCE, six decimals.
+SEQUENCE = (1, -2, 3, 0.5, -1, 2)
+FILTERED = {
+    "sgd": SEQUENCE,
+    "momentum": (1, -0.578947, 0.741697, 0.671416, 0.263266, 0.633920),
+    "first_v1": (1, -0.064516, 0.197697, 0.759829, 0.450006, 0.463640),
+    "first_v2": (1, -1.020408, 1.289898, 0.673459, 0.019795, 0.882640),
+    "second": (1, 0.345865, 0.175232, 0.359446, 0.471674, 0.469369),
+    "f1": (1, -0.343284, 0.491525, 0.686037, 0.352531, 0.550300),
+    "f2": (1, 0.387755, -0.153389, 0.720806, 0.555443, 0.365602),
+    "f3": (1, -0.071429, 0.198113, 0.773739, 0.449442, 0.463783),
+    "f4": (1, -0.153846, 0.213483, 0.956480, 0.418065, 0.453013),
+    "f5": (1, 0.230769, 0.107856, 0.486012, 0.563184, 0.455751),
+    "f6": (1, 0.210526, 0.198999, 0.432026, 0.443600, 0.453363),
+}
+
+# Filtered impulse (1, 0, 0, 0), six decimals.
+IMPULSE = {
+    "sgd": (1, 0, 0, 0),
+    "momentum": (1, 0.473684, 0.298893, 0.211980),
+    "first_v1": (1, 0.645161, 0.345489, 0.220378),
+    "first_v2": (1, 0.326531, 0.210835, 0.147122),
+    "second": (1, 0.781955, 0.568133, 0.404735),
+    "f1": (1, 0.552239, 0.332004, 0.230061),
+    "f2": (1, 0.795918, 0.417360, 0.273057),
+    "f3": (1, 0.642857, 0.339623, 0.213650),
+    "f4": (1, 0.615385, 0.269663, 0.139265),
+    "f5": (1, 0.743590, 0.480692, 0.301980),
+    "f6": (1, 0.736842, 0.524406, 0.392488),
+}
+
+# Variance of filtered white noise over that of the noise, after steps 1, 5 and 50.
+NOISE_RATIO = {
+    "sgd": (1, 1, 1),
+    "momentum": (0.501385, 0.172021, 0.053122),
+    "first_v1": (0.542144, 0.179539, 0.090916),
+    "first_v2": (0.560183, 0.223434, 0.127281),
+    "second": (0.658997, 0.198743, 0.098269),
+    "f1": (0.505458, 0.169745, 0.051143),
+    "f2": (0.675135, 0.184507, 0.051170),
+    "f3": (0.540816, 0.181709, 0.100003),
+    "f4": (0.526627, 0.226314, 0.200000),
+    "f5": (0.618672, 0.182116, 0.049256),
+    "f6": (0.612188, 0.196598, 0.165490),
+}
+
+in_the_catalogue = pytest.mark.parametrize("name", TAPS)
+with_memory = pytest.mark.parametrize("name", [*TAPS, "exponential"])
+
+
+def fractions(name):
+    return [[Fraction(tap) for tap in taps.split()] for taps in TAPS[name]]
+
+
+def taps(name):
+    b, a = fractions(name)
+    return [float(tap) for tap in b], [float(tap) for tap in a]
+
+
+def catalogued(name):
+    return composed("algo=doppler", f"filter={name}").filter
+
+
+def run(stage, inputs):
+    return torch.stack([stage.apply(g.clone()).clone() for g in inputs]) if len(inputs) else inputs
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def weights(stage, steps):
+    """Row t holds the weights of g_0, g_1, ... in the output of step t."""
+    return run(stage, torch.eye(steps, dtype=torch.float64)).numpy()
+
+
+def impulse_response(name, steps):
+    """κ of the recursion without start-up correction, of which the weights are κ_{t-s} / Σ_{τ≤t} κ_τ and κ_0 = b_0."""
+    last = weights(catalogued(name), steps)[-1, ::-1]
+    return last / last[0] * taps(name)[0][0]
+
+
+@in_the_catalogue
+def test_taps_are_those_of_the_paper(name):
+    stage = catalogued(name)
+    assert (list(stage.b), list(stage.a)) == taps(name)
+
+
+@in_the_catalogue
+def test_gain_at_frequency_zero_is_exactly_one_in_the_paper(name):
+    b, a = fractions(name)
+    assert sum(b) - sum(a) == 1
+
+
+@in_the_catalogue
+def test_catalogue_gives_no_warning(name):
+    b, a = taps(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RecursiveLowPass(b=b, a=a)
+
+
+@in_the_catalogue
+def test_impulse_has_the_reference_values(name):
+    assert_six_decimals(weights(catalogued(name), 4)[:, 0], IMPULSE[name])
+
+
+@in_the_catalogue
+def test_sequence_has_the_reference_values(name):
+    outputs = run(catalogued(name), torch.tensor(SEQUENCE, dtype=torch.float64).unsqueeze(1))
+    assert_six_decimals(outputs[:, 0], FILTERED[name])
+
+
+@in_the_catalogue
+def test_noise_ratio_has_the_reference_values(name):
+    by_step = (weights(catalogued(name), 51) ** 2).sum(1)
+    assert_six_decimals(by_step[[1, 5, 50]], NOISE_RATIO[name])
+
+
+def assert_six_decimals(got, printed):
+    np.testing.assert_allclose(got, printed, rtol=0, atol=6e-7)
+
+
+@in_the_catalogue
+def test_equals_lfilter_over_its_response_to_ones(name):
+    assert_equals_lfilter(catalogued(name), *taps(name))
+
+
+@pytest.mark.parametrize(("zeros", "poles"), [(3, 1), (0, 3), (4, 2), (2, 4), (1, 5)])
+def test_equals_lfilter_for_other_orders(zeros, poles):
+    generator = np.random.default_rng([zeros, poles])
+    a = np.poly(generator.uniform(-0.5, 0.9, poles))[1:]
+    b = generator.uniform(0.1, 1, zeros + 1)
+    b *= (1 + a.sum()) / b.sum()
+    assert_equals_lfilter(RecursiveLowPass(b=b.tolist(), a=a.tolist()), b, a)
+
+
+def assert_equals_lfilter(stage, b, a):
+    g = random(60, 5)
+    expected = lfilter(b, [1, *a], g, axis=0) / lfilter(b, [1, *a], np.ones((60, 1)), axis=0)
+    np.testing.assert_allclose(run(stage, g), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("seed", "optim"), [(0, SGD()), (1, SGD(momentum=0.9)), (2, Adam())])
+def test_filter_sgd_leaves_every_bit_of_the_base_optimizer(seed, optim):
+    steps = []
+    for algo in (["algo=dpsgd"], ["algo=doppler", "filter=sgd"]):
+        config = composed(*algo, "dataset=digits", "model=linear")
+        config.seed, config.optim = seed, optim
+        steps.append(assembled(config, noise_multiplier=1.0).step)
+    plain, filtered = steps
+    assert isinstance(filtered.filter, RecursiveLowPass)
+    for t in range(4):
+        batch = (random(8, 1, 8, 8, seed=t, dtype=torch.float32), torch.arange(8))
+        plain([batch])
+        filtered([batch])
+        assert torch.equal(plain.gradients.flat.vector, filtered.gradients.flat.vector)
+
+
+def test_momentum_is_the_average_of_adam_with_its_bias_correction():
+    g = random(20, 3)
+    parameter = torch.nn.Parameter(torch.zeros_like(g[0]))
+    adam = torch.optim.Adam([parameter], betas=(0.9, 0.999))
+    expected = []
+    for t, parameter.grad in enumerate(g):
+        adam.step()
+        expected.append(adam.state[parameter]["exp_avg"] / (1 - 0.9 ** (t + 1)))
+    torch.testing.assert_close(run(catalogued("momentum"), g), torch.stack(expected), rtol=1e-12, atol=1e-12)
+
+
+@in_the_catalogue
+def test_first_output_is_the_first_input(name):
+    g = random(1, 7)
+    torch.testing.assert_close(run(catalogued(name), g), g, rtol=1e-15, atol=0)
+
+
+@in_the_catalogue
+def test_constant_input_is_returned_at_every_step(name):
+    g = random(7).expand(80, 7)
+    torch.testing.assert_close(run(catalogued(name), g), g, rtol=1e-12, atol=0)
+
+
+@in_the_catalogue
+def test_linear_in_the_inputs(name):
+    g, h = random(30, 4, seed=1), random(30, 4, seed=2)
+    apart = 2 * run(catalogued(name), g) - 3 * run(catalogued(name), h)
+    torch.testing.assert_close(run(catalogued(name), 2 * g - 3 * h), apart, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("factor", [3, -0.5, 1e-3])
+@in_the_catalogue
+def test_scaling_b_changes_nothing_but_gives_a_warning(name, factor):
+    b, a = taps(name)
+    with pytest.warns(UserWarning, match=r"filter\.b=.* gain at frequency zero is not 1"):
+        scaled = RecursiveLowPass(b=[factor * tap for tap in b], a=a)
+    g = random(30, 4)
+    torch.testing.assert_close(run(scaled, g), run(catalogued(name), g), rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("name", "responses"),
+    [
+        ("momentum", (0.1, 0.19, 0.271, 0.3439)),
+        ("first_v1", (0.090909, 0.256198, 0.391435, 0.502083)),
+        ("second", (0.017241, 0.079073, 0.183095, 0.307586)),
+    ],
+)
+def test_start_up_correction_has_the_values_computed_by_hand(name, responses):
+    got = taps(name)[0][0] / weights(catalogued(name), 4).diagonal()
+    assert_six_decimals(got, responses)
+
+
+@in_the_catalogue
+def test_start_up_correction_is_the_sum_of_the_impulse_response_and_tends_to_one(name):
+    response = taps(name)[0][0] / weights(catalogued(name), 300).diagonal()
+    np.testing.assert_allclose(response, impulse_response(name, 300).cumsum(), rtol=1e-9)
+    np.testing.assert_allclose(response[-1], 1, rtol=1e-9)
+
+
+@in_the_catalogue
+def test_impulse_response_is_that_of_the_partial_fractions(name):
+    b, a = taps(name)
+    poles = np.roots([1, *a])
+    residues = [np.prod([1 / (1 - other / pole) for other in poles if other != pole]) for pole in poles]
+
+    def all_pole(tau):
+        return sum(z * p**tau for z, p in zip(residues, poles, strict=True)) if len(poles) else float(tau == 0)
+
+    expected = np.array([sum(tap * all_pole(tau - s) for s, tap in enumerate(b) if s <= tau) for tau in range(40)])
+    np.testing.assert_allclose(np.imag(expected), 0, atol=1e-12)
+    np.testing.assert_allclose(impulse_response(name, 40), np.real(expected), rtol=1e-9, atol=1e-12)
+
+
+@in_the_catalogue
+def test_noise_power_gain_is_the_mean_power_of_the_frequency_response(name):
+    b, a = taps(name)
+    _, response = freqz(b, [1, *a], worN=1024, whole=True)
+    gain = (impulse_response(name, 400) ** 2).sum()
+    np.testing.assert_allclose(gain, np.mean(np.abs(response) ** 2), rtol=1e-9)
+    assert_six_decimals(gain, NOISE_GAIN[name])
+
+
+@pytest.mark.parametrize("kappa", [0.3, 0.7, 1.0])
+def test_exponential_is_a_first_order_low_pass_started_at_the_first_input(kappa):
+    g = random(30, 4)
+    expected, _ = lfilter([kappa], [1, kappa - 1], g, axis=0, zi=(1 - kappa) * g[:1])
+    np.testing.assert_allclose(run(Exponential(kappa=kappa), g), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("split", [0, 1, 2, 5])
+@with_memory
+def test_continued_from_its_state_bit_for_bit(name, split):
+    g = random(12, 3, dtype=torch.float32)
+    uninterrupted = run(catalogued(name), g)
+    stopped = catalogued(name)
+    run(stopped, g[:split])
+    state = stopped.state_dict()
+    run(stopped, random(3, 3, seed=1, dtype=torch.float32))
+    for _ in range(2):  # the state is a copy, and stays one
+        resumed = catalogued(name)
+        run(resumed, random(4, 3, seed=2, dtype=torch.float32))
+        resumed.load_state_dict(state)
+        assert torch.equal(run(resumed, g[split:]), uninterrupted[split:])
+
+
+@with_memory
+def test_caller_may_overwrite_the_input(name):
+    g = random(12, 3)
+    stage, outputs, buffer = catalogued(name), [], torch.empty(3, dtype=torch.float64)
+    for gradient in g:
+        output = stage.apply(buffer.copy_(gradient))
+        buffer.fill_(torch.nan)
+        outputs.append(output.clone())
+    assert torch.equal(torch.stack(outputs), run(catalogued(name), g))
+
+
+@pytest.mark.parametrize("a", [[-1.0], [-1.1], [1.1], [0.0, -1.01], [-1.8, 1.01], [-2.0, 0.9]])
+def test_unstable_feedback_is_refused(a):
+    with pytest.raises(UserError, match=r"^filter\.a=\[.*\]: expected .* stable"):
+        RecursiveLowPass(b=[1.0], a=a)
+
+
+@pytest.mark.parametrize("b", [[], [0.0], [0.0, 0.1]])
+def test_vanishing_first_tap_is_refused(b):
+    with pytest.raises(UserError, match=r"^filter\.b=\[.*\]: expected taps whose first is not 0"):
+        RecursiveLowPass(b=b, a=[-0.9])
+
+
+@pytest.mark.parametrize(("field", "value"), [("filter.a", "[-1.1]"), ("filter.b", "[0,0.1]")])
+def test_bad_taps_on_the_command_line_are_refused_by_name(field, value):
+    with pytest.raises(UserError, match=rf"^{field}="):
+        composed("algo=doppler", "filter=f1", f"{field}={value}")
+
+
+@pytest.mark.filterwarnings("ignore:filter.b")
+def test_vanishing_start_up_correction_is_an_error():
+    differencing = RecursiveLowPass(b=[1.0, -1.0])
+    differencing.apply(torch.ones(2))
+    with pytest.raises(ZeroDivisionError, match="response to a constant vanished"):
+        differencing.apply(torch.ones(2))
+
+
+@pytest.mark.parametrize("kappa", [0.0, -0.1, 1.1, float("nan")])
+def test_exponential_refuses_weights_outside_zero_to_one(kappa):
+    with pytest.raises(UserError, match=r"^filter\.kappa="):
+        Exponential(kappa=kappa)

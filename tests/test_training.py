@@ -1,0 +1,178 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpbench.config import compose_jobs, config_hash
+from dpbench.data import Splits
+from dpbench.training.assemble import assemble
+from dpbench.training.budget import noise_multiplier, open_ledger
+from dpbench.training.devices import choose_device, fitting_micro_batch
+from dpbench.training.evaluation import evaluate
+from dpbench.training.loop import train
+from dpbench.training.randomness import STREAMS, generator, global_stream
+from dpbench.training.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
+
+
+def config_of(*overrides):
+    return compose_jobs(list(overrides), multirun=False)[0].config
+
+
+def trained(*overrides, root=Path("nowhere")):
+    """Metrics of all evaluations, and the final parameters, of a run on the CPU."""
+    config = config_of(*overrides)
+    device = torch.device("cpu")
+    multiplier = noise_multiplier(config).noise_multiplier
+    ledger = open_ledger(config, multiplier)
+    parts = assemble(config, device, multiplier, ledger)
+    metrics, steps = [], []
+    splits: Splits = config.dataset.load(root, download=False)
+    train(config, parts, splits, ledger, on_step=steps.append, on_evaluation=metrics.append)
+    assert steps == list(range(1, config.steps + 1))
+    assert ledger.complete()
+    return metrics, parts.step.gradients.flat.vector
+
+
+@pytest.mark.parametrize("algo", ["dpsgd", "dpadam", "doppler", "disk"])
+def test_every_algorithm_learns_digits_within_its_budget(algo):
+    metrics, _ = trained(f"algo={algo}", "eps=8", "privacy=rdp", "evaluation.every_epochs=10")
+    assert metrics[-1].test_accuracy > 0.88
+    assert metrics[-1].test_accuracy > metrics[0].test_accuracy - 0.03
+    assert 7.9 < metrics[-1].eps <= 8
+    assert [m.eps for m in metrics] == sorted(m.eps for m in metrics)
+
+
+def test_real_images_are_learned_under_privacy(data_root):
+    metrics, _ = trained(
+        "dataset=mnist", "algo=disk", "eps=8", "privacy=rdp", "batch_size=250", "epochs=0.3", root=data_root("mnist")
+    )
+    assert metrics[-1].test_accuracy > 0.75
+    assert metrics[-1].eps <= 8
+
+
+def test_less_budget_means_more_noise_and_infinity_none():
+    multipliers = [noise_multiplier(config_of(f"eps={eps}", "privacy=rdp")).noise_multiplier for eps in (1, 8, "inf")]
+    assert multipliers[0] > multipliers[1] > multipliers[2] == 0
+
+
+def test_run_without_noise_is_the_same_for_each_way_to_say_so_and_differs_by_clipping():
+    metrics, clipped = trained("eps=inf", "epochs=2")
+    _, free = trained("eps=inf", "clip=none", "epochs=2")
+    assert metrics[-1].eps == math.inf
+    assert not torch.equal(clipped, free)
+
+
+SHORT = ("epochs=2", "eps=4", "privacy=rdp")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "same"),
+    [
+        (("algo=doppler", "filter=none"), True),
+        (("algo=doppler", "filter=sgd"), True),
+        (("algo=disk", "algo.kappa=1"), True),
+        (("micro_batch=1000",), True),
+        (("algo=doppler",), False),
+        (("algo=disk",), False),
+        (("seed=1",), False),
+    ],
+)
+def test_special_cases_are_dpsgd_bit_for_bit(overrides, same):
+    options = (*SHORT, *(() if any("micro_batch" in o for o in overrides) else ("micro_batch=1000",)))
+    _, dpsgd = trained(*SHORT, "micro_batch=1000")
+    _, other = trained(*options, *overrides)
+    assert torch.equal(dpsgd, other) is same
+
+
+def test_doppler_without_a_filter_is_the_run_of_dpsgd():
+    assert config_hash(config_of("algo=doppler", "filter=none")) == config_hash(config_of("algo=dpsgd"))
+
+
+def test_a_run_repeats_itself_exactly():
+    first, x = trained(*SHORT, "algo=disk")
+    second, y = trained(*SHORT, "algo=disk")
+    assert torch.equal(x, y)
+    assert [m.test_loss for m in first] == [m.test_loss for m in second]
+
+
+def test_learning_rate_follows_the_schedule():
+    metrics, _ = trained("epochs=1", "eps=inf", "schedule=inverse_sqrt", "optim.lr=2.0", "evaluation.every_steps=1")
+    assert [m.lr for m in metrics] == pytest.approx([2 / math.sqrt(20 + t) for t in range(len(metrics))])
+
+
+def test_evaluations_come_when_asked():
+    def steps(*overrides):
+        return [m.step for m in trained("eps=inf", "batch_size=100", *overrides)[0]]
+
+    assert steps("epochs=2") == [14, 28, 29]
+    assert steps("epochs=1", "evaluation.every_steps=6") == [6, 12, 15]
+    assert steps("epochs=1", "evaluation.every_epochs=null") == [15]
+
+
+def test_evaluation_counts_over_uneven_batches(monkeypatch):
+    config = config_of("dataset=digits", "model=linear")
+    split = config.dataset.load(Path("nowhere"), download=False).test
+    model = config.model.build(config.dataset)
+    inputs, labels = split.take(slice(None))
+    want = (model(inputs).argmax(1) == labels).double().mean()
+    monkeypatch.setattr("dpbench.training.evaluation.EVALUATION_BATCH", 77)
+    found = evaluate(model, split)
+    assert found.accuracy == pytest.approx(float(want))
+    assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(model(inputs), labels)), rel=1e-5)
+    assert model.training
+
+
+def test_schedules_follow_their_formulas():
+    steps = 1000
+    assert Constant().factor(7, steps) == 1
+    cosine = Cosine(warmup=0.1, floor=0.2)
+    assert cosine.factor(0, steps) == pytest.approx(0.01)
+    assert cosine.factor(99, steps) == pytest.approx(1)
+    assert cosine.factor(100, steps) == pytest.approx(1)
+    assert cosine.factor(550, steps) == pytest.approx(0.6)
+    assert cosine.factor(999, steps) == pytest.approx(0.2, abs=1e-4)
+    assert Cosine(warmup=0.0).factor(0, 1) == 1
+    # adp.md 2.4 with T = 11,760: eta_t = 0.1 - r_T sqrt(t), r_T = 9.2214e-4; sums of eta_t in 2.6.
+    decay = [0.1 * SqrtDecay().factor(t, 11_760) for t in range(11_760)]
+    assert decay[4000] == pytest.approx(0.1 - 9.2214e-4 * math.sqrt(4000), rel=1e-4)
+    assert sum(decay) == pytest.approx(392.050, abs=1e-3)
+    assert sum(InverseSqrt().factor(t, 11_760) for t in range(11_760)) == pytest.approx(208.235, abs=1e-3)
+
+
+def test_streams_are_independent_of_each_other_and_derive_from_the_seed():
+    cpu = torch.device("cpu")
+    draws = {(seed, name): torch.randn(4, generator=generator(seed, name, cpu)) for seed in (0, 1) for name in STREAMS}
+    values = list(draws.values())
+    assert all(not torch.equal(x, y) for i, x in enumerate(values) for y in values[:i])
+    assert torch.equal(draws[0, "noise"], torch.randn(4, generator=generator(0, "noise", cpu)))
+    with pytest.raises(ValueError, match="unknown stream"):
+        generator(0, "coffee", cpu)
+
+
+def test_global_stream_leaves_torchs_generator_as_it_was():
+    torch.manual_seed(3)
+    want = torch.randn(2)
+    torch.manual_seed(3)
+    with global_stream(0, "weights", torch.device("cpu")):
+        torch.randn(100)
+    assert torch.equal(torch.randn(2), want)
+
+
+def test_micro_batch_shrinks_with_free_memory(monkeypatch):
+    config = config_of("dataset=cifar10")
+    ledger = open_ledger(config_of("dataset=cifar10", "eps=inf"), 0.0)
+    parts = assemble(config, torch.device("cpu"), 0.0, ledger)
+    flat, sample = parts.step.gradients.flat, torch.zeros(1, 3, 32, 32)
+    sizes = []
+    for free in (2**20, 2**28, 2**40):
+        monkeypatch.setattr("dpbench.training.devices.free_memory", lambda _, free=free: free)
+        sizes.append(fitting_micro_batch(parts.model, flat, sample))
+    assert sizes[0] == 1 < sizes[1] <= sizes[2]
+    # What the middle one holds: two copies of the per-sample gradients must fit into a quarter of 256 MiB.
+    assert sizes[1] * 2 * 4 * len(flat) < 2**26
+
+
+def test_auto_device_is_a_gpu_where_there_is_one():
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu").type == "cpu"
