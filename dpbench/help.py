@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from dpbench.config import conf_folder
 
 USAGE = """\
@@ -36,6 +38,7 @@ def help_text() -> str:
         for option in sorted(folder.glob("*.yaml")):
             mark = "*" if chosen.get(folder.name) == option.stem else " "
             parts.append(f"  {mark} {option.stem:<14} {_purpose(option)}")
+            parts += [f"{'':19}{line}" for line in [_own_settings(folder.name, option)] if line]
     parts.append("\nSETTINGS with their defaults (nested ones with a dot: evaluation.every_steps=100)\n")
     parts.append(_settings(conf / "config.yaml"))
     parts.append(FOOTER)
@@ -46,6 +49,16 @@ def _purpose(option: Path) -> str:
     """The first comment of a YAML file that is not a directive to Hydra."""
     comments = (line for line in option.read_text().splitlines() if line.startswith("# ") and "@package" not in line)
     return next(comments, "# ").removeprefix("# ")
+
+
+def _own_settings(group: str, option: Path) -> str:
+    """The settings that come with an option, as one would type them; what a data set declares is no choice."""
+    if group == "dataset":
+        return ""
+    content = yaml.safe_load(option.read_text()) or {}
+    own = content.get(group, content)
+    names = [key for key in own if key not in ("defaults", "name")]
+    return ", ".join(f"{group}.{name}" for name in names)
 
 
 def _chosen(config: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ class TwoPoint(Query):
 
     def __post_init__(self) -> None:
         require(0 < self.kappa <= 1, "query.kappa", self.kappa, "a number in (0, 1]")
-        require(self.gamma != 0, "query.gamma", self.gamma, "any number but 0")
+        require(self.gamma != 0 and math.isfinite(self.gamma), "query.gamma", self.gamma, "a finite number but 0")
         self._previous: Tensor | None = None
 
     @property

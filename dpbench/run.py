@@ -11,44 +11,24 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.logging import RichHandler
 
-from dpbench.config import Job, compose_jobs, conf_folder, load
+from dpbench.config import Job, compose_jobs, conf_folder
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 from dpbench.help import help_text
+from dpbench.job import make_console, train_job
 from dpbench.plan import print_plan
 from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
 from dpbench.tracking.record import require_writable, write_atomically
 from dpbench.training.budget import noise_multiplier
-from dpbench.training.execute import execute, record_of
-
-
-def _console(*, stderr: bool) -> Console:
-    """A console that does not fold lines where there is no terminal to fold for."""
-    found = Console(stderr=stderr, soft_wrap=True)
-    return found if found.is_terminal else Console(stderr=stderr, soft_wrap=True, width=160)
-
+from dpbench.training.execute import record_of
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-console = _console(stderr=False)
-errors = _console(stderr=True)
-
-
-def train_job(composed: DictConfig) -> None:
-    """What Hydra launches for each job, here or in another process."""
-    runtime = HydraConfig.get()
-    OmegaConf.set_struct(composed, False)
-    choices = {str(group): str(option) for group, option in runtime.runtime.choices.items()}
-    own = {group: option for group, option in choices.items() if not group.startswith(("hydra", "schema"))}
-    job = Job(tuple(runtime.overrides.task), load(composed), own)
-    console.print(f"[bold]{job.name}[/bold]", highlight=False)
-    execute(job, console)
+console = make_console()
+errors = make_console(stderr=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print(f"error: {error}", style="red", highlight=False, markup=False)
         return BAD_INPUT
     except KeyboardInterrupt:
-        errors.print("interrupted; what is recorded stays, the rest runs again next time", style="yellow")
-        return INTERRUPTED
+        return _interrupted()
 
 
 def _main(typed: list[str]) -> int:
@@ -124,11 +103,18 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
             _launch(flags, [*overrides, *own])
         except KeyboardInterrupt:
             interrupted = True
+        except SystemExit:  # Hydra's, after it has printed why a launcher failed
+            errors.print("error: the launcher failed; what is recorded stays", style="red")
     rows = _rows(jobs)
     print_table(rows, console)
     if multirun and waiting and any(row.summary for row in rows):
         _keep_table(rows, jobs, results / "sweeps" / sweep, group)
-    return INTERRUPTED if interrupted else _complain(rows)
+    return _interrupted() if interrupted else _complain(rows)
+
+
+def _interrupted() -> int:
+    errors.print("interrupted; what is recorded stays, the rest runs again next time", style="yellow")
+    return INTERRUPTED
 
 
 def _launch(flags: list[str], overrides: list[str]) -> None:

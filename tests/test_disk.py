@@ -389,16 +389,21 @@ def test_gradients_are_evaluated_no_more_often_than_needed(kappa, gamma, evaluat
 
 
 OPTIMIZERS = pytest.mark.parametrize(
-    "optim",
-    [SGD(lr=0.3), SGD(lr=0.3, momentum=0.9, weight_decay=0.1), Adam(lr=0.05), AdamW(lr=0.05, weight_decay=0.5)],
+    ("optim", "base", "settings"),
+    [
+        (SGD, torch.optim.SGD, {"lr": 0.3}),
+        (SGD, torch.optim.SGD, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.1}),
+        (Adam, torch.optim.Adam, {"lr": 0.05}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.05, "weight_decay": 0.5}),
+    ],
     ids=["sgd", "momentum", "adam", "adamw"],
 )
 
 
 @OPTIMIZERS
-def test_probe_lies_along_the_real_displacement(optim):
+def test_probe_lies_along_the_real_displacement(optim, base, settings):
     layer = linear(START)
-    step = disk(layer, logistic, 0.7, 0.5, optim=optim)
+    step = disk(layer, logistic, 0.7, 0.5, optim=optim(**settings))
     previous = START.flatten()
     evaluated_points(step, layer)
     for _ in range(4):
@@ -436,11 +441,11 @@ def test_micro_batches_give_the_step_of_the_whole_batch(pieces):
 # U13
 @OPTIMIZERS
 @pytest.mark.parametrize("gamma", [0.5, 3.0])
-def test_weights_are_bit_for_bit_what_the_base_optimizer_makes_of_the_filtered_gradient(gamma, optim):
+def test_weights_are_bit_for_bit_what_the_base_optimizer_makes_of_the_filtered_gradient(gamma, optim, base, settings):
     model = perceptron(torch.float32)
     twin = deepcopy(model)
-    twin_optimizer = optim.build(twin.parameters())
-    step = disk(model, squared, 0.7, gamma, optim=optim)
+    twin_optimizer = base(twin.parameters(), **settings)
+    step = disk(model, squared, 0.7, gamma, optim=optim(**settings))
     batch = tuple(part.float() for part in BATCH)
     for _ in range(6):
         step([batch])

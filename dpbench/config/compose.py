@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -50,6 +50,11 @@ class Job:
 
 # Overrides that say where a run is recorded or shown.
 ELSEWHERE = ("data.", "device=", "force=", "micro_batch=", "plan=", "results_dir=", "tracker.", "tracker=")
+
+
+def chosen(choices: Mapping[Any, Any]) -> dict[str, str]:
+    """Hydra's record of choices, without its own groups and the schemas."""
+    return {str(g): str(o) for g, o in choices.items() if not str(g).startswith(("hydra", "schema"))}
 
 
 def conf_folder() -> Path:
@@ -157,11 +162,7 @@ def _job(overrides: tuple[str, ...], config_dirs: Sequence[Path]) -> Job:
             rest = [line for line in overrides if line != bad]
             raise no_such_setting(bad, _compose(rest, config_dirs)) from error
         raise explain(error, overrides) from error
-    choices = {
-        str(group): str(option)
-        for group, option in composed.hydra.runtime.choices.items()
-        if not str(group).startswith(("hydra", "schema"))
-    }
+    choices = chosen(composed.hydra.runtime.choices)
     OmegaConf.set_struct(composed, False)
     del composed["hydra"]
     return Job(overrides, load(composed), choices)

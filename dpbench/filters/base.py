@@ -18,10 +18,12 @@ class Filter(Stage):
         """Filtered gradient of this step.
 
         Args:
-            gradient: private gradient g_t, shape (d,). May be overwritten by the caller afterwards.
+            gradient: private gradient g_t, shape (d,). Kept as a copy, so the caller may overwrite it once the
+                result is no longer needed.
 
         Returns:
-            ĝ_t, shape (d,); valid until the next call.
+            ĝ_t, shape (d,), valid until the next call and not to be written to: it may be the argument itself or
+            the filter's memory.
         """
         raise NotImplementedError
 

@@ -32,14 +32,13 @@ class RecursiveLowPass(Filter):
     a: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        require(bool(self.b) and self.b[0] != 0, "filter.b", list(self.b), "taps whose first is not 0")
-        poles = np.roots([1.0, *self.a])
-        require(
-            bool(np.all(np.abs(poles) < 1)),
-            "filter.a",
-            list(self.a),
-            "feedback taps of a stable filter (all poles inside the unit circle)",
-        )
+        usable = bool(self.b) and self.b[0] != 0 and bool(np.all(np.isfinite(self.b)))
+        require(usable, "filter.b", list(self.b), "finite taps whose first is not 0")
+        # Roots are computed: one on the unit circle may come out just inside it.
+        stable = bool(np.all(np.isfinite(self.a))) and bool(np.all(np.abs(np.roots([1.0, *self.a])) < 1 - 1e-9))
+        inside = "feedback taps of a stable filter (all poles inside the unit circle)"
+        require(stable, "filter.a", list(self.a), inside)
+        require(abs(sum(self.b)) > 1e-9, "filter.b", list(self.b), "taps that do not sum to 0: a constant must pass")
         if abs(sum(self.b) - sum(self.a) - 1) > 1e-6:
             warnings.warn(
                 f"filter.b={list(self.b)}, filter.a={list(self.a)}: the gain at frequency zero is not 1; "

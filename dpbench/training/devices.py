@@ -12,6 +12,8 @@ from dpbench.gradients import FlatParameters
 
 # Largest share of the free memory that one micro-batch may take.
 MEMORY_SHARE = 0.25
+# Where the system does not tell.
+ASSUMED_FREE = 2**31
 # More samples at once gain nothing on a CPU, whose caches are small.
 LARGEST_ON_CPU = 64
 
@@ -42,7 +44,9 @@ def free_memory(device: torch.device) -> int:
     """Free bytes on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return ASSUMED_FREE
 
 
 def fitting_micro_batch(model: nn.Module, flat: FlatParameters, sample: Tensor) -> int:

@@ -1,0 +1,28 @@
+"""What a launcher carries out for each job, in this process or in another one."""
+
+from __future__ import annotations
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from dpbench.config import Job, chosen, load
+from dpbench.config.schema import register
+from dpbench.training.execute import execute
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that does not fold lines where there is no terminal to fold for."""
+    found = Console(stderr=stderr, soft_wrap=True)
+    return found if found.is_terminal else Console(stderr=stderr, soft_wrap=True, width=160)
+
+
+def train_job(composed: DictConfig) -> None:
+    """Train the run that Hydra composed; how it ended is in its record."""
+    register()
+    runtime = HydraConfig.get()
+    OmegaConf.set_struct(composed, False)
+    job = Job(tuple(runtime.overrides.task), load(composed), chosen(runtime.runtime.choices))
+    console = make_console()
+    console.print(f"[bold]{job.name}[/bold]", highlight=False)
+    execute(job, console)
