@@ -22,10 +22,10 @@ run: $(READY)  ## DP-SGD and DiSK on the embedded digits at eps=8
 	$(BIN)/python -m dpbench.run algo=dpsgd,disk eps=8 -m
 
 test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the type checker
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)  ## the tests that take minutes each
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -13,8 +15,8 @@ from dpbench.training.execute import execute
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that does not fold lines where there is no terminal to fold for."""
-    found = Console(stderr=stderr, soft_wrap=True)
-    return found if found.is_terminal else Console(stderr=stderr, soft_wrap=True, width=160)
+    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
+    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False, width=width)
 
 
 def train_job(composed: DictConfig) -> None:
@@ -24,5 +26,5 @@ def train_job(composed: DictConfig) -> None:
     OmegaConf.set_struct(composed, False)
     job = Job(tuple(runtime.overrides.task), load(composed), chosen(runtime.runtime.choices))
     console = make_console()
-    console.print(f"[bold]{job.name}[/bold]", highlight=False)
+    console.print(job.name, style="bold")
     execute(job, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dpbench.config import Job, config_hash
 from dpbench.training.budget import noise_multiplier
@@ -37,7 +38,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
         finished = record_of(job).finished() and not config.force
         total += 0 if finished else seconds
         table.add_row(
-            job.name,
+            Text(job.name),
             config_hash(config),
             str(config.seed),
             str(config.steps),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from rich.logging import RichHandler
 
 from dpbench.config import Job, compose_jobs, conf_folder
 from dpbench.config.schema import register
@@ -21,7 +19,7 @@ from dpbench.job import make_console, train_job
 from dpbench.plan import print_plan
 from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
-from dpbench.tracking.record import require_writable, write_atomically
+from dpbench.tracking.record import read_json, require_writable, write_atomically
 from dpbench.training.budget import noise_multiplier
 from dpbench.training.execute import record_of
 
@@ -33,13 +31,12 @@ errors = make_console(stderr=True)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(show_time=False)])
     typed = list(sys.argv[1:] if arguments is None else arguments)
     register()
     try:
         return _main(typed)
     except UserError as error:
-        errors.print(f"error: {error}", style="red", highlight=False, markup=False)
+        errors.print(f"error: {error}", style="red")
         return BAD_INPUT
     except KeyboardInterrupt:
         return _interrupted()
@@ -47,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(typed: list[str]) -> int:
     if "-h" in typed or "--help" in typed:
-        console.print(help_text(), highlight=False, markup=False)
+        console.print(help_text())
         return OK
     parser = get_args_parser()
     # Intermixed: -m may stand anywhere among the overrides.
@@ -58,6 +55,9 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     folders = [Path(options.config_dir).absolute()] if options.config_dir else []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"-cd {folder}: no such folder")
     jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=folders)
     _refuse_twins(jobs)
     if jobs[0].config.plan:
@@ -95,8 +95,8 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
     interrupted = False
     if waiting:
         if multirun:
-            console.print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished already", highlight=False)
-        console.print(tracker_line(first.tracker, results), highlight=False)
+            console.print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished already")
+        console.print(tracker_line(first.tracker, results))
         own = [f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"] if multirun else []
         own += [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:
@@ -129,15 +129,18 @@ def _rows(jobs: list[Job]) -> list[Row]:
     rows = []
     for job in jobs:
         record = record_of(job)
-        status = record.status()
+        folder = record.latest() if job.config.force else record.folder
+        status = read_json(folder / "status.json")
+        if status.get("status") == Status.REFUSED:
+            record.forget_refusal()
         own = replace(job, overrides=tuple(line for line in job.overrides if line not in common))
         rows.append(
             Row(
                 name=own.name,
-                summary=record.read("summary.json"),
+                summary=read_json(folder / "summary.json"),
                 status=status.get("status", "not run"),
                 reason=status.get("reason"),
-                folder=str(record.folder),
+                folder=str(folder),
             )
         )
     return rows
@@ -161,10 +164,10 @@ def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | Non
     ]
     cells = []
     for job, row in zip(jobs, rows, strict=True):
-        accuracy = row.summary.get("test_accuracy", {})
-        found = [accuracy.get("final"), accuracy.get("best"), str(row.summary.get("eps")), row.status]
+        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps")), row.status]
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
-    log_table(settings, Path(jobs[0].config.results_dir), name=f"table-{group}", columns=columns, rows=cells)
+    where = Path(jobs[0].config.results_dir)
+    log_table(settings, where, name=f"table-{group}", columns=columns, rows=cells, say=errors.print)
 
 
 def _complain(rows: list[Row]) -> int:
@@ -176,7 +179,7 @@ def _complain(rows: list[Row]) -> int:
     for reason, those in reasons.items():
         which = "" if len(rows) == 1 else f" ({'; '.join(row.name for row in those)})"
         text = reason.removeprefix(f"{Status.REFUSED}: ")
-        errors.print(f"error: {text}{which}", style="red", highlight=False, markup=False)
+        errors.print(f"error: {text}{which}", style="red")
     if any(row.status == Status.REFUSED for row in rows):
         return BAD_INPUT
     return FAILED if reasons else OK

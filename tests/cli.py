@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -15,7 +17,8 @@ from hydra.core.global_hydra import GlobalHydra
 from dpbench.run import main
 from dpbench.step import PrivateStep
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
 
 STEPS = 3
 # A run of three steps that is evaluated after two of them and at the end.
@@ -48,19 +51,37 @@ class Outcome:
         return shown.removeprefix("error: ")
 
 
-def dpbench(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Outcome:
-    """Run a command line; later arguments win over the settings of a small run."""
+def run(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Outcome:
+    """Run a command line as in a fresh process; later arguments win over the settings of a small run."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["dpbench"])
         patch.delenv("DPBENCH_DATA", raising=False)
-        # Where logging is set up anew all handlers are closed, and absl's takes pytest's stderr with it.
-        patch.setattr(logging, "shutdown", lambda *_: None)
+        _forget_logging(patch)
         try:
             code = main([f"results_dir={results}", *settings, *arguments])
         finally:
             GlobalHydra.instance().clear()
     return Outcome(code, out.getvalue(), err.getvalue(), results)
+
+
+def _forget_logging(patch: pytest.MonkeyPatch) -> None:
+    """Let a command line set logging up as if nobody had, and undo afterwards what it did."""
+    patch.setattr(logging.root, "handlers", [])
+    patch.setattr(logging.root, "level", logging.WARNING)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            patch.setattr(logger, "disabled", False)
+    # Setting logging up anew closes all handlers, and absl's takes pytest's stderr with it.
+    patch.setattr(logging, "shutdown", lambda *_: None)
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m dpbench.run` in a process of its own."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "dpbench.run", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def records(results: Path) -> list[Path]:

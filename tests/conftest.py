@@ -1,10 +1,17 @@
 """What holds for every test."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from cli import run
+
+# The models are tiny: more threads only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 # One file of each data set, below the data root.
 MARKS = {
@@ -20,6 +27,19 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    results = tmp_path_factory.mktemp("small")
+    assert run(results).code == 0
+    return results
+
+
+@pytest.fixture
+def results_of_a_run(_small_run: Path, tmp_path: Path) -> Path:
+    """A results folder of its own that holds the finished record of a small run."""
+    return shutil.copytree(_small_run, tmp_path / "results")
 
 
 @pytest.fixture

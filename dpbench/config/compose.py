@@ -130,7 +130,11 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
                 raise UserError(f"{override.input_line}: settings can't be removed, only set")
         # The launcher reads hydra.* settings; they are no part of a run.
         own = [o for o in parsed if not o.key_or_group.startswith("hydra")]
-        return [_job(tuple(line), config_dirs) for line in BasicSweeper.split_arguments(own, None)[0]]
+        lines = BasicSweeper.split_arguments(own, None)[0]
+        if not lines:
+            patterns = ", ".join(str(o.input_line) for o in own if o.is_sweep_override())
+            raise UserError(f"{patterns}: no option matches")
+        return [_job(tuple(line), config_dirs) for line in lines]
 
 
 def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Override]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.errors import UserError
 
+GROUPS = {*SCHEMAS, "algo"}
+NUMBERS = {field.name for field in dataclasses.fields(RunConfig) if field.type in ("int", "float")}
 KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
 
 
@@ -29,8 +33,10 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         cause = cause.__cause__
     text = str(cause)
     if "Config group override must be a string" in text:
-        numbers = [line for line in overrides if re.fullmatch(r"\w+=[-+.\w]+", line)]
-        return UserError(f"{' or '.join(numbers)}: a group takes the name of one of its options, not a number")
+        typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_number(line.partition("=")[2]))
+        return UserError(f"{', '.join(typed)}: expected the name of one of its options, not a number")
+    if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
+        return UserError("expected a number" if match["field"] in NUMBERS else "expected a value", field=match["field"])
     return _wrong_type(text) or UserError(_first_line(text))
 
 
@@ -75,6 +81,14 @@ def _wrong_type(text: str) -> UserError | None:
     key = re.search(r"full_key: (?P<key>\S+)", text)
     kind = KINDS.get(match["kind"], match["kind"])
     return UserError(f"expected {kind}", field=key["key"] if key else None, value=match["value"])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first_line(text: str) -> str:

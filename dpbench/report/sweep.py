@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 COLUMNS = (
     "run",
@@ -41,14 +42,18 @@ class Row:
     reason: str | None
     folder: str
 
+    def accuracy(self, which: str) -> float | None:
+        """Test accuracy, "final" or "best" accuracy; None unless the run is finished."""
+        found: float | None = self.summary.get("test_accuracy", {}).get(which) if self.status == "finished" else None
+        return found
+
     def cells(self) -> list[str]:
         """Texts in the order of `COLUMNS`; a missing number is a dash. Unfinished runs show no accuracy."""
         summary = self.summary if self.status == "finished" else {}
-        accuracy = summary.get("test_accuracy", {})
         return [
             self.name,
-            _text(accuracy.get("final"), lambda x: f"{100 * x:.2f}"),
-            _text(accuracy.get("best"), lambda x: f"{100 * x:.2f}"),
+            _text(self.accuracy("final"), lambda x: f"{100 * x:.2f}"),
+            _text(self.accuracy("best"), lambda x: f"{100 * x:.2f}"),
             _text(summary.get("eps"), lambda x: f"{float(x):.4g}"),
             _text(summary.get("delta"), lambda x: f"{x:.3g}"),
             _text(summary.get("noise_multiplier"), lambda x: f"{x:.4f}"),
@@ -68,12 +73,12 @@ def print_table(rows: list[Row], console: Console) -> None:
     for column in COLUMNS[:-1]:
         table.add_column(column, justify="left" if column in ("run", "status") else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row.cells()[:-1])
+        table.add_row(*(Text(cell) for cell in row.cells()[:-1]))
     console.print()
     console.print(table)
     console.print()
     for row in rows:
-        console.print(f"{row.name}: {row.folder}", highlight=False, soft_wrap=True)
+        console.print(f"{row.name}: {row.folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def as_csv(rows: list[Row]) -> str:

@@ -64,6 +64,15 @@ def require_writable(folder: Path) -> None:
         ) from error
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of a record; empty where there is none or it can't be read."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content
+
+
 class RunRecord:
     """Reads and writes the folder of one run.
 
@@ -81,37 +90,45 @@ class RunRecord:
 
     def status(self) -> dict[str, Any]:
         """The content of status.json; empty where there is none."""
-        return self.read("status.json")
+        return read_json(self.folder / "status.json")
 
     def finished(self) -> bool:
         """Whether a finished record is there."""
         return self.status().get("status") == Status.FINISHED
 
-    def read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the record; empty where there is none or it can't be read."""
-        try:
-            content: dict[str, Any] = json.loads((self.folder / name).read_text())
-        except (OSError, ValueError):
-            return {}
-        return content
+    def latest(self) -> Path:
+        """The folder of the latest attempt: that of a forced run which has not finished, or the record's."""
+        rerun = self._rerun_folder()
+        return rerun if rerun.exists() else self.folder
+
+    def _rerun_folder(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.rerun")
 
     def start(self, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Begin a run; what an unfinished one left is removed, a finished one stays until this one has finished."""
-        if self.finished():
-            self._working = self.folder.with_name(f"{self.folder.name}.rerun")
-        shutil.rmtree(self._working, ignore_errors=True)
-        self._working.mkdir(parents=True)
+        self._clear()
         self._metrics = []
         self.set_status(Status.RUNNING)
         write_atomically(self._working / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         self.write("provenance.json", provenance)
 
     def refuse(self, reason: str) -> None:
-        """Note that a run could not start; a finished record stays."""
-        if not self.finished():
-            self._working = self.folder
-            self._working.mkdir(parents=True, exist_ok=True)
-            self.set_status(Status.REFUSED, reason)
+        """Tell the command that asked for the run that it could not start; a finished record stays."""
+        self._clear()
+        self.set_status(Status.REFUSED, reason)
+
+    def forget_refusal(self) -> None:
+        """Remove what `refuse` wrote, once it has been read: a run that never started leaves nothing."""
+        folder = self.latest()
+        shutil.rmtree(folder)
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
+
+    def _clear(self) -> None:
+        """An empty folder to work in, beside a finished record."""
+        self._working = self._rerun_folder() if self.finished() else self.folder
+        shutil.rmtree(self._working, ignore_errors=True)
+        self._working.mkdir(parents=True)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,41 +11,47 @@ from dpbench.config.schema import TrackerSettings
 
 Mode = Literal["online", "offline", "disabled"]
 
-log = logging.getLogger(__name__)
-
 # Metrics that W&B plots over epochs; the summary keeps their last value, for the best one on test data is a choice
 # made by looking at test data.
 METRICS = ("train_loss", "test_loss", "test_accuracy", "eps")
 
 
-def choose_mode(settings: TrackerSettings) -> Mode:
-    """The mode that the settings come to: auto is online where an API key is known, which needs no network."""
+def choose_mode(settings: TrackerSettings) -> tuple[Mode, str]:
+    """The mode that the settings come to, and why: auto is online where an API key is known (no network needed)."""
     if settings.mode != "auto":
-        return cast(Mode, settings.mode)
+        return cast(Mode, settings.mode), "as asked"
     try:
         import wandb
 
-        return "online" if wandb.setup().settings.api_key else "offline"
+        if wandb.setup().settings.api_key:
+            return "online", "tracker.mode=offline keeps it here"
+        return "offline", "no API key; log in with: wandb login"
     except Exception as error:
-        log.warning("W&B can't be set up (%s)", error)
-        return "disabled"
+        return "disabled", f"can't be set up: {type(error).__name__}: {error}"
 
 
 def tracker_line(settings: TrackerSettings, results_dir: Path) -> str:
-    """One line that says whether and where W&B records, and how to change it."""
-    mode = choose_mode(settings)
-    if mode == "disabled":
-        return "W&B: disabled"
-    if mode == "online":
-        return f"W&B: online, project {settings.project} (tracker.mode=offline keeps it here)"
-    why = "no API key; log in with: wandb login" if settings.mode == "auto" else "as asked"
-    return f"W&B: offline ({why}), in {results_dir / 'wandb'}"
+    """One line that says whether and where W&B records, and why."""
+    mode, why = choose_mode(settings)
+    where = {
+        "online": f", project {settings.project}",
+        "offline": f", in {results_dir / 'wandb'}",
+        "disabled": "",
+    }
+    return f"W&B: {mode} ({why}){where[mode]}"
 
 
 class Tracker:
-    """One W&B run; a no-op once anything about it has failed."""
+    """One W&B run; a no-op once anything about it has failed, which it says."""
 
-    def __init__(self, start: Callable[[], Any] | None) -> None:
+    def __init__(self, start: Callable[[], Any] | None, say: Callable[[str], object]) -> None:
+        """Start a run.
+
+        Args:
+            start: makes the W&B run; None for no tracking.
+            say: told of a failure in one line.
+        """
+        self._say = say
         self._run: Any = None
         if start is not None:
             self._guard("start", lambda: setattr(self, "_run", start()))
@@ -56,7 +61,7 @@ class Tracker:
             action()
         except Exception as error:
             self._run = None
-            log.warning("W&B failed to %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
+            self._say(f"W&B failed to {what} ({type(error).__name__}: {error}); the run goes on without it")
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
         """Record the metrics of an evaluation."""
@@ -92,12 +97,18 @@ def _finite(value: Any) -> Any:
 
 
 def open_tracker(
-    settings: TrackerSettings, results_dir: Path, *, name: str, config: dict[str, Any], tags: Sequence[str]
+    settings: TrackerSettings,
+    results_dir: Path,
+    *,
+    name: str,
+    config: dict[str, Any],
+    tags: Sequence[str],
+    say: Callable[[str], object],
 ) -> Tracker:
-    """A W&B run for one training run."""
-    mode = choose_mode(settings)
+    """A W&B run for one training run; `say` is told of a failure."""
+    mode, _ = choose_mode(settings)
     if mode == "disabled":
-        return Tracker(None)
+        return Tracker(None, say)
 
     def start() -> Any:
         run = _init(settings, results_dir, mode, "train", name, _finite(config), [*settings.tags, *tags])
@@ -105,14 +116,20 @@ def open_tracker(
             run.define_metric(metric, step_metric="epoch", summary="last")
         return run
 
-    return Tracker(start)
+    return Tracker(start, say)
 
 
 def log_table(
-    settings: TrackerSettings, results_dir: Path, *, name: str, columns: Sequence[str], rows: list[list[Any]]
+    settings: TrackerSettings,
+    results_dir: Path,
+    *,
+    name: str,
+    columns: Sequence[str],
+    rows: list[list[Any]],
+    say: Callable[[str], object],
 ) -> None:
     """The accuracy table of a sweep, as a W&B run of its own in the sweep's group."""
-    mode = choose_mode(settings)
+    mode, _ = choose_mode(settings)
     if mode == "disabled":
         return
 
@@ -123,7 +140,7 @@ def log_table(
         run.log({"accuracy": wandb.Table(columns=list(columns), data=rows)})
         return run
 
-    Tracker(start).finish({}, succeeded=True)
+    Tracker(start, say).finish({}, succeeded=True)
 
 
 def _init(

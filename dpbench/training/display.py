@@ -52,5 +52,5 @@ class Display:
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             left = metrics.seconds / metrics.step * (self._steps - metrics.step)
-            self._console.print(f"  step {metrics.step}/{self._steps}  {text}  {left:.0f} s left", highlight=False)
+            self._console.print(f"  step {metrics.step}/{self._steps}  {text}  {left:.0f} s left")
             self._last_line = now

@@ -36,7 +36,7 @@ def execute(job: Job, console: Console) -> Status:
     """
     record = record_of(job)
     if record.finished() and not job.config.force:
-        console.print(f"  finished already: {record.folder} (force=true runs it again)", highlight=False)
+        console.print(f"  finished already: {record.folder} (force=true runs it again)")
         return Status.FINISHED
     try:
         return _Execution(job, record, console).run()
@@ -64,7 +64,7 @@ class _Execution:
         parts = assemble(config, device, found.noise_multiplier, ledger)
         loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
         splits = Splits(loaded.train.to(device), loaded.test.to(device))
-        self.console.print(f"  {in_words(config, found)}; {describe(device)}", highlight=False)
+        self.console.print(f"  {in_words(config, found)}; {describe(device)}")
 
         settings = {**resolved(config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
         self.record.start(jsonable(settings), origin := provenance(device))
@@ -74,6 +74,7 @@ class _Execution:
             name=self.job.name,
             config={**settings, "hash": self.record.folder.parent.name},
             tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
+            say=self.console.print,
         )
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()

@@ -1,0 +1,348 @@
+"""The record of a run: what a finished one holds, what is left of one that did not finish, and the options."""
+
+import os
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+import yaml
+from cli import CONF, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, snapshot, status
+from dp_accounting.pld import PLDAccountant
+
+from dpbench.config import Job, compose_jobs, config_hash, resolved
+from dpbench.config.schema import SCHEMAS
+from dpbench.errors import UserError
+from dpbench.step import PrivateStep
+from dpbench.tracking.record import write_atomically
+
+FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
+RATE = 64 / 1437
+
+
+# A finished run.
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The record of a run of DiSK, by the tight accountant."""
+    results = tmp_path_factory.mktemp("finished")
+    outcome = run(results, "algo=disk", "eps=4", "delta=1/N", "seed=3", "privacy=pld", "model.hidden=[8]", "model=mlp")
+    assert (outcome.code, outcome.err) == (0, "")
+    return only_record(results)
+
+
+def test_a_finished_record_holds_six_files_and_says_so(finished):
+    assert {path.name for path in finished.iterdir()} == FILES
+    assert read(finished, "status.json") == {"status": "finished"}
+    assert finished.name == "3"
+
+
+def test_there_is_a_line_of_metrics_for_each_evaluation(finished):
+    metrics = read_metrics(finished)
+    assert [line["step"] for line in metrics] == [2, STEPS]
+    assert [line["epoch"] for line in metrics] == pytest.approx([2 * RATE, STEPS * RATE])
+    for line in metrics:
+        assert line.keys() == {
+            "step",
+            "epoch",
+            "train_loss",
+            "test_loss",
+            "test_accuracy",
+            "eps",
+            "lr",
+            "seconds",
+        }
+        assert 0 <= line["test_accuracy"] <= 1
+    assert 0 < metrics[0]["eps"] < metrics[1]["eps"]
+    assert 0 < metrics[0]["seconds"] < metrics[1]["seconds"]
+
+
+def test_the_summary_says_what_the_run_came_to(finished):
+    summary = read(finished, "summary.json")
+    metrics = read_metrics(finished)
+    accuracies = [line["test_accuracy"] for line in metrics]
+    assert summary["test_accuracy"] == {
+        "final": accuracies[-1],
+        "best": max(accuracies),
+        "best_step": metrics[accuracies.index(max(accuracies))]["step"],
+    }
+    assert summary["test_loss"] == metrics[-1]["test_loss"]
+    assert 0.99 * 4 < summary["eps"] == metrics[-1]["eps"] <= summary["target_eps"] == 4
+    assert summary["delta"] == pytest.approx(1 / 1437)
+    assert summary["sampling_rate"] == pytest.approx(RATE)
+    expected = {
+        "private": True,
+        "clipped": True,
+        "accountant": "pld",
+        "sampler": "poisson",
+        "steps": STEPS,
+        "algorithm": "disk",
+        "dataset": "digits",
+        "model": "mlp",
+        "seed": 3,
+    }
+    assert {key: summary[key] for key in expected} == expected
+
+
+def test_the_ledger_holds_every_release_and_what_they_cost(finished):
+    ledger, summary = read(finished, "ledger.json"), read(finished, "summary.json")
+    assert ledger["planned"] == STEPS
+    assert ledger["releases"] == [
+        {"sampling_rate": RATE, "noise_multiplier": summary["noise_multiplier"], "count": STEPS}
+    ]
+    assert ledger["neighbouring"] == "add or remove one sample"
+    assert (ledger["sampler"], ledger["mechanism"], ledger["accountant"]) == ("poisson", "gaussian", "pld")
+
+    accountant = PLDAccountant(value_discretization_interval=ledger["discretisation"])
+    for release in ledger["releases"]:
+        gaussian = dp_accounting.GaussianDpEvent(release["noise_multiplier"])
+        sampled = dp_accounting.PoissonSampledDpEvent(release["sampling_rate"], gaussian)
+        accountant.compose(sampled, release["count"])
+    assert accountant.get_epsilon(ledger["delta"]) == pytest.approx(ledger["eps"], rel=1e-6)
+    assert ledger["eps"] == summary["eps"]
+
+
+def test_the_provenance_names_code_versions_and_machine(finished):
+    origin = read(finished, "provenance.json")
+    assert origin["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", origin["commit"])
+    assert origin["dirty"] in (None, True, False)
+    assert origin["versions"]["torch"] == version("torch")
+    assert origin["versions"]["dp-accounting"] == version("dp-accounting")
+    assert "algo=disk" in origin["command"]
+    assert origin["device"].startswith("cpu")
+    assert origin["wall_seconds"] > 0
+    assert {"python", "platform", "cuda"} <= origin.keys()
+
+
+def recorded(record: Path) -> dict[str, Any]:
+    return yaml.safe_load((record / "config.yaml").read_text())
+
+
+def composed(overrides: list[str]) -> Job:
+    (job,) = compose_jobs(overrides, multirun=False)
+    return job
+
+
+def test_what_was_typed_composes_back_to_the_recorded_run(finished):
+    config = composed(recorded(finished)["overrides"]).config
+    assert (config_hash(config), str(config.seed)) == (finished.parent.name, finished.name)
+
+
+def leaves(settings: dict[str, Any], path: str = "") -> Iterator[str]:
+    """Every setting of a nested dictionary as an override."""
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{key}.")
+        elif key != "kind":
+            text = "null" if value is None else f"'{value}'" if isinstance(value, str) else str(value)
+            yield f"{path}{key}={text}"
+
+
+def test_the_recorded_settings_alone_describe_the_run(finished):
+    settings = recorded(finished)
+    choices, typed = settings.pop("choices"), settings.pop("overrides")
+    assert "eps=4" in typed
+    config = composed([*(f"{group}={option}" for group, option in choices.items()), *leaves(settings)]).config
+    assert config_hash(config) == finished.parent.name
+    assert resolved(config) == settings
+
+
+# Runs that do not finish.
+
+
+@pytest.fixture(scope="module")
+def half_failed(tmp_path_factory) -> tuple[Outcome, list[dict[str, Any]]]:
+    """A sweep whose first run raises before its last step, and the table it would send to the tracker."""
+    table = []
+
+    def keep(*_: Any, columns: list[str], rows: list[list[Any]], **__: Any) -> None:
+        table.extend(dict(zip(columns, row, strict=True)) for row in rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, STEPS - 1, RuntimeError("the disk is on fire"), query="TwoPoint")
+        patch.setattr("dpbench.run.log_table", keep)
+        return run(tmp_path_factory.mktemp("failed"), "algo=disk,dpsgd", "-m"), table
+
+
+def by_algorithm(results: Path) -> dict[str, Path]:
+    return {recorded(record)["algo"]["name"]: record for record in records(results)}
+
+
+def test_a_run_that_raises_is_recorded_as_failed_with_its_traceback(half_failed):
+    record = by_algorithm(half_failed[0].results)["disk"]
+    found = read(record, "status.json")
+    assert (found["status"], found["reason"]) == ("failed", "RuntimeError: the disk is on fire")
+    assert "Traceback (most recent call last)" in found["traceback"]
+    assert "in train\n" in found["traceback"]
+    assert {path.name for path in record.iterdir()} == FILES
+    assert sum(release["count"] for release in read(record, "ledger.json")["releases"]) == STEPS - 1
+
+
+def test_the_other_runs_of_a_sweep_go_on_after_one_has_failed(half_failed):
+    assert status(by_algorithm(half_failed[0].results)["dpsgd"]) == "finished"
+
+
+def test_a_sweep_with_a_failed_run_says_which_and_exits_with_1(half_failed):
+    outcome = half_failed[0]
+    assert outcome.code == 1
+    assert outcome.error() == "failed: RuntimeError: the disk is on fire (algo=disk)"
+
+
+def test_a_table_shows_no_accuracy_of_a_run_that_failed(half_failed):
+    outcome, tracked = half_failed
+    (path,) = outcome.results.glob("sweeps/*/table.csv")
+    assert re.search(r"^algo=disk,–,–,–,–,–,–,failed,", path.read_text(), re.MULTILINE)
+    shown = {row["run"]: (row["test accuracy"], row["status"]) for row in tracked}
+    assert shown["algo=dpsgd"][0] is not None
+    assert shown["algo=disk"] == (None, "failed")
+
+
+def test_an_interrupted_run_is_recorded_and_trained_again_next_time(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        raise_after(patch, STEPS - 1, KeyboardInterrupt())
+        outcome = run(tmp_path)
+    record = only_record(tmp_path)
+    assert outcome.code == 130
+    assert read(record, "status.json") == {"status": "interrupted", "reason": "by the user"}
+    ledger, summary = read(record, "ledger.json"), read(record, "summary.json")
+    assert sum(release["count"] for release in ledger["releases"]) == summary["steps"] == STEPS - 1
+    assert 0 < ledger["eps"] == summary["eps"] < 8
+
+    assert run(tmp_path).code == 0
+    assert only_record(tmp_path) == record
+    assert status(record) == "finished"
+    assert read(record, "summary.json")["steps"] == len(read_metrics(record)) + 1 == STEPS
+
+
+def test_an_interruption_stops_the_sweep_and_is_said_in_one_line(tmp_path, monkeypatch):
+    raise_after(monkeypatch, 1, KeyboardInterrupt())
+    outcome = run(tmp_path, "-m", "seed=0,1")
+    assert outcome.code == 130
+    assert [record.name for record in records(tmp_path)] == ["0"]
+    assert "Traceback" not in outcome.out + outcome.err
+    assert re.fullmatch(r"[^\n]*interrupted[^\n]*\n", outcome.err)
+
+
+def test_an_interrupted_forced_run_leaves_the_finished_record(results_of_a_run, monkeypatch):
+    record = only_record(results_of_a_run)
+    before = snapshot(record)
+    with monkeypatch.context() as patch:
+        raise_after(patch, STEPS - 1, KeyboardInterrupt())
+        assert run(results_of_a_run, "force=true").code == 130
+    assert snapshot(record) == before
+    monkeypatch.setattr(PrivateStep, "__call__", lambda *_: pytest.fail("trained"))
+    assert run(results_of_a_run).code == 0
+
+
+def test_a_failed_forced_run_leaves_the_finished_record_and_is_an_error(results_of_a_run, monkeypatch):
+    record = only_record(results_of_a_run)
+    before = snapshot(record)
+    raise_after(monkeypatch, STEPS - 1, RuntimeError("the disk is on fire"))
+    outcome = run(results_of_a_run, "force=true")
+    assert snapshot(record) == before
+    assert outcome.code == 1
+    assert "the disk is on fire" in outcome.error()
+
+
+def test_a_loss_that_is_not_a_number_is_recorded_as_diverged(tmp_path):
+    outcome = run(tmp_path, "eps=inf", "clip=none", "optim.lr=1e38")
+    record = only_record(tmp_path)
+    assert outcome.code == 1
+    assert outcome.error().startswith("diverged: ")
+    assert status(record) == "diverged"
+    assert re.search(r"test loss is (nan|inf) after 2 steps", read(record, "status.json")["reason"])
+    assert [line["test_loss"] in ("nan", "inf") for line in read_metrics(record)] == [True]
+
+
+def test_a_run_that_was_killed_is_trained_again(results_of_a_run):
+    record = only_record(results_of_a_run)
+    (record / "status.json").write_text('{"status": "running"}')
+    (record / "left over").write_text("")
+    assert run(results_of_a_run).code == 0
+    assert status(record) == "finished"
+    assert {path.name for path in record.iterdir()} == FILES
+
+
+# Files are replaced as a whole.
+
+
+@pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()], ids=repr)
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, error):
+    def fail(*_: object) -> None:
+        raise error
+
+    path = tmp_path / "summary.json"
+    write_atomically(path, "old")
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(type(error)):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_whose_text_cannot_be_written_to_its_end_is_not_there(tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(tmp_path / "summary.json", 100_000 * "a" + "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Every option.
+
+OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.yaml"))
+# What an option needs besides itself.
+NEEDS = {
+    "clip=none": ["eps=inf"],
+    "model=cnn5": ["dataset=mnist"],
+    "model=cnn_small": ["dataset=mnist"],
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes(option):
+    job = composed([option, *NEEDS.get(option, [])])
+    group, name = option.split("=")
+    assert job.choices[group] == name
+    assert job.config.steps == len(job.config.release_plan()) > 0
+    assert re.fullmatch(r"[0-9a-f]{12}", config_hash(job.config))
+
+
+def schemas_named_in(path: Path) -> list[tuple[str, str]]:
+    """Group and name of the schemas in a file's defaults list."""
+    defaults = yaml.safe_load(path.read_text()).get("defaults", [])
+    pairs = [pair for entry in defaults if isinstance(entry, dict) for pair in entry.items()]
+    found = [(re.fullmatch(r"/schema/(\w+)(@[\w.]+)?", key), name) for key, name in pairs]
+    return [(match[1], name) for match, name in found if match]
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if not option.startswith("algo=")])
+def test_every_option_of_a_stage_has_a_schema_of_its_group(option):
+    group, name = option.split("=")
+    path = CONF / group / f"{name}.yaml"
+    if option == "tracker=disabled":  # is tracker=wandb with another mode
+        path = CONF / group / "wandb.yaml"
+    ((of, schema),) = schemas_named_in(path)
+    assert of == group
+    assert schema in SCHEMAS[group]
+
+
+def test_every_schema_has_an_option():
+    named = {pair for path in CONF.glob("*/*.yaml") for pair in schemas_named_in(path)}
+    assert named == {(group, name) for group, names in SCHEMAS.items() for name in names}
+
+
+def test_a_refused_forced_run_leaves_the_finished_record_and_is_an_error(results_of_a_run, monkeypatch):
+    record = only_record(results_of_a_run)
+    before = snapshot(record)
+    monkeypatch.setattr("dpbench.training.execute.choose_device", refuse_device)
+    outcome = run(results_of_a_run, "force=true")
+    assert outcome.code == 2
+    assert outcome.error() == "device=auto: no such device"
+    assert snapshot(record) == before
+
+
+def refuse_device(name: str) -> None:
+    raise UserError("no such device", field="device", value=name)

@@ -1,0 +1,280 @@
+"""Weights & Biases as a copy of the record, offline and read back; nothing here needs a network or an account."""
+
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+from cli import SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, status
+from wandb_log import OfflineRun, offline_runs
+
+from dpbench.config.schema import TrackerSettings
+from dpbench.tracking import tracker_line
+from dpbench.tracking.wandb import METRICS
+
+SETTINGS = tuple(setting for setting in SMALL if setting != "tracker=disabled")
+OFFLINE = (*SETTINGS, "tracker.mode=offline")
+
+
+@dataclass
+class Network:
+    """Attempts to reach anything but this machine."""
+
+    attempts: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def network(tmp_path_factory) -> Iterator[Network]:
+    """W&B with an account, without the user's settings; where it would go online it finds a server that only counts.
+
+    W&B sends from a process of its own, so the server is put in the place of W&B's and of every proxy.
+    """
+    found = Network()
+
+    class Count(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            found.attempts.append(self.request.recv(200))
+
+    connect = socket.socket.connect
+
+    def connect_here(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            found.attempts.append(address)
+            raise OSError("tests have no network")
+        connect(self, address)
+
+    home = tmp_path_factory.mktemp("wandb-home")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Count) as server, pytest.MonkeyPatch.context() as patch:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        for name in ("CONFIG_DIR", "CACHE_DIR", "DATA_DIR", "ARTIFACT_DIR"):
+            patch.setenv(f"WANDB_{name}", str(home))
+        patch.setenv("NETRC", str(home / "netrc"))
+        patch.setenv("WANDB_BASE_URL", url)
+        patch.setenv("WANDB_API_KEY", 40 * "0")
+        patch.setenv("WANDB_INIT_TIMEOUT", "10")
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+            patch.setenv(name, url)
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.delenv(name, raising=False)
+        patch.setattr(socket.socket, "connect", connect_here)
+        wandb.teardown()  # W&B reads its environment once
+        yield found
+        wandb.teardown()
+        server.shutdown()
+
+
+def written(results: Path) -> list[OfflineRun]:
+    """The W&B runs below a results folder, once W&B's process has written all that it was sent, as when dpbench ends."""
+    wandb.teardown()
+    return offline_runs(results)
+
+
+# A sweep of two runs.
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Outcome:
+    results = tmp_path_factory.mktemp("sweep")
+    return run(results, "algo=dpsgd,disk", "eps=8", "-m", "tracker.tags=[mine]", settings=OFFLINE)
+
+
+@pytest.fixture(scope="module")
+def trained(sweep) -> list[OfflineRun]:
+    return [each for each in written(sweep.results) if each.run.job_type == "train"]
+
+
+@pytest.fixture(scope="module")
+def folders(sweep) -> dict[str, Path]:
+    """The local records by algorithm."""
+    return {read(record, "summary.json")["algorithm"]: record for record in records(sweep.results)}
+
+
+def test_a_sweep_is_two_training_runs_and_a_table_in_one_group(sweep):
+    assert (sweep.code, sweep.err) == (0, "")
+    runs = written(sweep.results)
+    assert [each.run.job_type for each in runs] == ["train", "train", "table"]
+    assert len({each.run.run_id for each in runs}) == 3
+    (folder,) = (sweep.results / "sweeps").iterdir()
+    assert {each.run.run_group for each in runs} == {f"sweep-{folder.name}"}
+    assert {each.run.project for each in runs} == {"dpbench"}
+    assert [each.exit_code for each in runs] == [0, 0, 0]
+
+
+def test_each_run_has_its_own_config(trained, folders):
+    assert [each.config["algo"]["name"] for each in trained] == ["dpsgd", "disk"]
+    assert [each.config["query"]["kind"] for each in trained] == ["OnePoint", "TwoPoint"]
+    for each in trained:
+        assert (each.config["eps"], each.config["seed"], each.config["batch_size"]) == (8, 0, 64)
+        assert each.config["hash"] == folders[each.config["algo"]["name"]].parent.name
+
+
+def test_runs_are_named_and_tagged_by_what_they_are(trained):
+    for each, algorithm in zip(trained, ("dpsgd", "disk"), strict=True):
+        assert set(each.run.tags) == {"mine", algorithm, "digits", "linear"}
+        assert f"algo={algorithm}" in each.run.display_name
+
+
+def test_metrics_are_plotted_over_epochs_and_summed_up_by_their_last_value(trained):
+    for each in trained:
+        defined = {name: metric for name, metric in each.metrics.items() if metric.options.defined}
+        assert set(defined) == set(METRICS)
+        for metric in defined.values():
+            assert metric.step_metric == "epoch"
+            assert metric.summary.last
+            assert not metric.summary.max
+            assert not metric.summary.best
+
+
+def test_the_history_is_what_the_record_holds(trained, folders):
+    for each in trained:
+        local = read_metrics(folders[each.config["algo"]["name"]])
+        assert [line["_step"] for line in each.history] == [line["step"] for line in local] == [2, STEPS]
+        for line, expected in zip(each.history, local, strict=True):
+            assert {key: line[key] for key in expected} == pytest.approx(expected)
+
+
+def test_the_summary_is_what_the_record_holds(trained, folders):
+    for each in trained:
+        local = read(folders[each.config["algo"]["name"]], "summary.json")
+        assert each.summary["test_accuracy/final"] == local["test_accuracy"]["final"]
+        assert each.summary["test_accuracy/best"] == local["test_accuracy"]["best"]
+        assert each.summary["eps"] == local["eps"] <= 8
+        assert each.summary["noise_multiplier"] == local["noise_multiplier"]
+
+
+def test_the_table_run_holds_the_accuracy_of_every_run(sweep, folders):
+    (table,) = [each for each in written(sweep.results) if each.run.job_type == "table"]
+    rows = table.table("accuracy")
+    assert [row["run"] for row in rows] == ["algo=dpsgd", "algo=disk"]
+    for row in rows:
+        local = read(folders[row["algo"]], "summary.json")
+        assert row["test accuracy"] == local["test_accuracy"]["final"]
+        assert row["best on test"] == local["test_accuracy"]["best"]
+        assert float(row["eps"]) == local["eps"]
+        assert (row["target eps"], row["seed"], row["status"]) == ("8.0", 0, "finished")
+    stages = [(row["query"], row["filter"], row["clip"], row["dataset"]) for row in rows]
+    assert stages == [("one_point", "none", "automatic", "digits"), ("two_point", "exponential", "automatic", "digits")]
+
+
+def test_a_finished_sweep_makes_no_further_runs(sweep, trained):
+    again = run(sweep.results, "algo=dpsgd,disk", "eps=8", "-m", "tracker.tags=[mine]", settings=OFFLINE)
+    assert again.code == 0
+    assert len(written(sweep.results)) == len(trained) + 1
+
+
+def test_a_run_that_diverges_is_marked_as_failed(tmp_path):
+    arguments = ["eps=inf", "clip=none", "optim.lr=1e38", "tracker.group=mine", "tracker.project=other"]
+    assert run(tmp_path, *arguments, settings=OFFLINE).code == 1
+    (only,) = written(tmp_path)
+    assert only.exit_code == 1
+    assert (only.run.run_group, only.run.project) == ("mine", "other")
+    assert only.config["eps"] == only.summary["target_eps"] == "inf"
+
+
+def test_offline_reaches_for_no_network(network, sweep):
+    assert sweep.code == 0
+    assert network.attempts == []
+
+
+# W&B never stops a run.
+
+
+class Broken:
+    """A W&B run whose every log fails."""
+
+    def __init__(self, **_: Any) -> None:
+        self.summary: dict[str, Any] = {}
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log(self, *_: Any, **__: Any) -> None:
+        raise ConnectionError("the server is gone")
+
+    def finish(self, **_: Any) -> None:
+        pass
+
+
+def refuse(**_: Any) -> None:
+    raise ConnectionError("the server is gone")
+
+
+@pytest.mark.parametrize("init", [refuse, Broken], ids=["init", "log"])
+def test_a_run_finishes_whatever_fails_in_the_tracker(tmp_path, monkeypatch, init):
+    monkeypatch.setattr(wandb, "init", init)
+    outcome = run(tmp_path, "-m", "eps=inf", settings=OFFLINE)
+    assert outcome.code == 0
+    record = only_record(tmp_path)
+    assert status(record) == "finished"
+    assert [line["step"] for line in read_metrics(record)] == [2, STEPS]
+
+
+def test_a_user_is_told_that_the_tracker_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb, "init", refuse)
+    outcome = run(tmp_path, "eps=inf", settings=OFFLINE)
+    said = " ".join((outcome.out + outcome.err).split())
+    assert "W&B failed to start (ConnectionError: the server is gone)" in said
+
+
+def test_a_run_whose_tracker_failed_leaves_the_next_one_alone(tmp_path, monkeypatch):
+    log = wandb.Run.log
+    failed = []
+
+    def fail_once(self: wandb.Run, *arguments: Any, **settings: Any) -> None:
+        if not failed:
+            failed.append(self.id)
+            raise ConnectionError("the server is gone")
+        log(self, *arguments, **settings)
+
+    monkeypatch.setattr(wandb.Run, "log", fail_once)
+    assert run(tmp_path, "-m", "eps=inf", "seed=0,1", settings=OFFLINE).code == 0
+    (second,) = [each for each in written(tmp_path) if each.config.get("seed") == 1]
+    assert failed != [second.run.run_id]
+    assert [line["_step"] for line in second.history] == [2, STEPS]
+    assert second.exit_code == 0
+
+
+# Which mode is used.
+
+
+def test_without_a_tracker_nothing_of_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb, "init", lambda **_: pytest.fail("started"))
+    monkeypatch.chdir(tmp_path)
+    outcome = run(tmp_path / "results", "-m", "eps=inf", "tracker=disabled", settings=SETTINGS)
+    assert outcome.code == 0
+    assert "W&B: disabled (as asked)" in outcome.out.splitlines()
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["runs", "sweeps"]
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+def test_one_line_of_a_sweep_says_which_mode_is_used_and_where(sweep):
+    lines = [line for line in sweep.out.splitlines() if "W&B" in line]
+    assert lines == [f"W&B: offline (as asked), in {sweep.results / 'wandb'}"]
+
+
+@pytest.fixture
+def _wandb_as_before() -> Iterator[None]:
+    yield
+    wandb.teardown()
+
+
+@pytest.mark.usefixtures("_wandb_as_before")
+def test_without_a_key_runs_stay_offline_and_the_line_says_how_to_log_in(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY")
+    wandb.teardown()
+    line = tracker_line(TrackerSettings(mode="auto"), tmp_path)
+    assert line == f"W&B: offline (no API key; log in with: wandb login), in {tmp_path / 'wandb'}"
+
+
+def test_with_a_key_runs_go_online_and_the_line_says_how_to_keep_them_here(tmp_path):
+    line = tracker_line(TrackerSettings(mode="auto", project="other"), tmp_path)
+    assert line == "W&B: online (tracker.mode=offline keeps it here), project other"
