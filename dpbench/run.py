@@ -11,12 +11,12 @@ from pathlib import Path
 import hydra
 from hydra._internal.utils import get_args_parser
 
+from dpbench.cli.help import help_text
+from dpbench.cli.job import make_console, train_job
+from dpbench.cli.preview import print_plan
 from dpbench.config import Job, compose_jobs, conf_folder
 from dpbench.config.schema import register
 from dpbench.errors import UserError
-from dpbench.help import help_text
-from dpbench.job import make_console, train_job
-from dpbench.plan import print_plan
 from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
 from dpbench.tracking.record import read_json, require_writable, write_atomically
@@ -68,10 +68,10 @@ def _main(typed: list[str]) -> int:
 
 def _quoted(override: str) -> str:
     """Put quotes around a rule for delta, whose ^ Hydra's grammar does not take."""
-    key, equals, value = override.partition("=")
-    if key == "delta" and "^" in value and not value.startswith(("'", '"')):
-        return ",".join(f"'{part}'" for part in value.split(",")).join([f"{key}{equals}", ""])
-    return override
+    key, _, value = override.partition("=")
+    if key != "delta" or "^" not in value or value.startswith(("'", '"')):
+        return override
+    return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
 
 
 def _refuse_twins(jobs: list[Job]) -> None:

@@ -73,7 +73,7 @@ def network(tmp_path_factory) -> Iterator[Network]:
 
 
 def written(results: Path) -> list[OfflineRun]:
-    """The W&B runs below a results folder, once W&B's process has written all that it was sent, as when dpbench ends."""
+    """The W&B runs below a results folder, once W&B has written all that it was sent, as when dpbench ends."""
     wandb.teardown()
     return offline_runs(results)
 
