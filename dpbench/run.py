@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -46,24 +48,43 @@ def _main(typed: list[str]) -> int:
     if "-h" in typed or "--help" in typed:
         console.print(help_text())
         return OK
-    parser = get_args_parser()
-    # Intermixed: -m may stand anywhere among the overrides.
-    options = parser.parse_intermixed_args(typed)
+    options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
     overrides = [_quoted(override) for override in options.overrides]
-    if any(getattr(options, name) for name in ("cfg", "info", "hydra_help", "shell_completion")):
+    if options.info or options.hydra_help or options.shell_completion:
         _launch(flags, overrides)
         return OK
     folders = [Path(options.config_dir).absolute()] if options.config_dir else []
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"-cd {folder}: no such folder")
     jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=folders)
+    if options.cfg:
+        _launch(flags, overrides)
+        return OK
     _refuse_twins(jobs)
     if jobs[0].config.plan:
         print_plan(jobs, console)
         return OK
     return _run(jobs, flags, overrides, multirun=options.multirun)
+
+
+def _flags(typed: list[str]) -> Namespace:
+    """Hydra's flags, and the overrides: -m may stand anywhere among them."""
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(message)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    options = parser.parse_intermixed_args(typed)
+    for name in ("config_name", "config_path"):
+        if getattr(options, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} {getattr(options, name)}: the primary config is fixed; use -cd"
+            )
+    if options.config_dir and not Path(options.config_dir).is_dir():
+        raise UserError(f"-cd {options.config_dir}: no such folder")
+    if options.cfg and options.multirun:
+        raise UserError(f"--cfg {options.cfg}: prints the settings of one run; leave out -m")
+    return options
 
 
 def _quoted(override: str) -> str:

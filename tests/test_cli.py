@@ -34,6 +34,7 @@ BAD_INPUT = [
     ("delta=abc", "delta=abc", "a number in (0, 1), or a rule"),
     ("delta=1/M^1.1", "delta=1/M^1.1", "a number in (0, 1), or a rule"),
     ("batch_size=0", "batch_size=0", "a whole number > 0"),
+    ("dataset.train_size=0", "dataset.train_size=0", "a whole number > 0"),
     ("batch_size=1438", "batch_size=1438", "at most the 1437 training samples of dataset=digits"),
     ("epochs=0", "epochs=0", "a number > 0"),
     ("epochs=inf", "epochs=inf", "a number > 0"),
@@ -48,6 +49,7 @@ BAD_INPUT = [
     ("eps=1,2", "eps=1,2", "add -m"),
     ("foo", "foo", "key=value"),
     ("algo=8", "algo=8", "the name of one of its options"),
+    ("algo=[disk,dpsgd]", "algo=[disk,dpsgd]", "the name of one of its options"),
     ("privacy.noise_multiplier=0.1", "privacy.noise_multiplier=0.1", "more than eps=8"),
     ("privacy.noise_multiplier=1 eps=inf", "privacy.noise_multiplier=1", "leave the multiplier null"),
     ("device=tpu", "device=tpu", "auto, cpu, cuda or cuda:<index>"),
@@ -63,6 +65,28 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
     assert outcome.error().startswith(f"{typed}: ")
     assert allowed in outcome.error()
     assert records(tmp_path / "results") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "culprit"),
+    [
+        ("--nonsense", "--nonsense"),
+        ("--cfg job -m", "--cfg"),
+        ("--cfg job eps=abc", "eps=abc"),
+        ("--config-name nonsense", "nonsense"),
+    ],
+)
+def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, arguments, culprit):
+    outcome = run(tmp_path / "results", *arguments.split())
+    assert outcome.code == 2
+    assert culprit in outcome.error()
+    assert records(tmp_path / "results") == []
+
+
+def test_an_enormous_eps_is_reached_or_refused_in_one_line(tmp_path):
+    outcome = run(tmp_path / "results", "eps=1e9", "privacy=pld")
+    assert outcome.code in (0, 2)
+    assert outcome.code == 0 or outcome.error().startswith("eps=1e+09: ")
 
 
 def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):
@@ -167,11 +191,8 @@ def test_what_a_run_cannot_start_with_is_one_line_that_names_field_value_and_wha
     assert allowed in outcome.error()
 
 
-def test_a_run_that_cannot_start_leaves_nothing_but_a_note_that_it_was_refused(refused):
-    outcome = refused[0]
-    for record in records(outcome.results):
-        assert [path.name for path in record.iterdir()] == ["status.json"]
-        assert read(record, "status.json") == {"status": "refused", "reason": outcome.error()}
+def test_a_run_that_cannot_start_leaves_no_record(refused):
+    assert records(refused[0].results) == []
 
 
 def test_one_reason_for_several_runs_of_a_sweep_is_said_once(tmp_path):

@@ -25,15 +25,6 @@ NO_CLIP = NoClip()
 EXACT = {"rtol": 1e-10, "atol": 1e-11}  # float64, a few dozen steps
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """On tensors this small threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 

@@ -1,3 +1,4 @@
+import math
 import warnings
 from fractions import Fraction
 
@@ -323,9 +324,9 @@ def test_unstable_feedback_is_refused(a):
         RecursiveLowPass(b=[1.0], a=a)
 
 
-@pytest.mark.parametrize("b", [[], [0.0], [0.0, 0.1]])
+@pytest.mark.parametrize("b", [[], [0.0], [0.0, 0.1], [math.nan], [math.inf, 1.0]])
 def test_vanishing_first_tap_is_refused(b):
-    with pytest.raises(UserError, match=r"^filter\.b=\[.*\]: expected taps whose first is not 0"):
+    with pytest.raises(UserError, match=r"^filter\.b=\[.*\]: expected finite taps whose first is not 0"):
         RecursiveLowPass(b=b, a=[-0.9])
 
 
@@ -337,10 +338,21 @@ def test_bad_taps_on_the_command_line_are_refused_by_name(field, value):
 
 @pytest.mark.filterwarnings("ignore:filter.b")
 def test_vanishing_start_up_correction_is_an_error():
-    differencing = RecursiveLowPass(b=[1.0, -1.0])
+    differencing = RecursiveLowPass(b=[1.0, -1.0, 0.5])
     differencing.apply(torch.ones(2))
     with pytest.raises(ZeroDivisionError, match="response to a constant vanished"):
         differencing.apply(torch.ones(2))
+
+
+def test_taps_that_let_no_constant_pass_are_refused():
+    with pytest.raises(UserError, match=r"^filter\.b=\[1\.0, -1\.0\]: expected taps that do not sum to 0"):
+        RecursiveLowPass(b=[1.0, -1.0])
+
+
+@pytest.mark.parametrize("a", [[-1.0], [-1.8, 1.0], [-0.5, 1.0], [math.nan]])
+def test_poles_on_the_unit_circle_and_taps_that_are_no_numbers_are_refused(a):
+    with pytest.raises(UserError, match=r"^filter\.a=.*stable"):
+        RecursiveLowPass(b=[1.0], a=a)
 
 
 @pytest.mark.parametrize("kappa", [0.0, -0.1, 1.1, float("nan")])

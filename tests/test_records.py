@@ -340,7 +340,7 @@ def test_a_refused_forced_run_leaves_the_finished_record_and_is_an_error(results
     monkeypatch.setattr("dpbench.training.execute.choose_device", refuse_device)
     outcome = run(results_of_a_run, "force=true")
     assert outcome.code == 2
-    assert outcome.error() == "device=auto: no such device"
+    assert outcome.error() == "device=cpu: no such device"
     assert snapshot(record) == before
 
 

@@ -278,3 +278,10 @@ def test_without_a_key_runs_stay_offline_and_the_line_says_how_to_log_in(tmp_pat
 def test_with_a_key_runs_go_online_and_the_line_says_how_to_keep_them_here(tmp_path):
     line = tracker_line(TrackerSettings(mode="auto", project="other"), tmp_path)
     assert line == "W&B: online (tracker.mode=offline keeps it here), project other"
+
+
+@pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
+def test_the_users_wandb_mode_decides_where_the_setting_is_auto(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert tracker_line(TrackerSettings(mode="auto"), tmp_path).startswith(f"W&B: {mode} (as WANDB_MODE says)")
+    assert tracker_line(TrackerSettings(mode="disabled"), tmp_path) == "W&B: disabled (as asked)"

@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.config.messages import explain, no_such_setting, unknown_setting
+from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.schema import RunConfig, register
 from dpbench.errors import UserError
 
@@ -126,6 +126,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
                 continue
             if override.is_add() or override.is_force_add():
                 raise UserError(f"{override.input_line}: settings can't be added, only set; leave out the plus sign")
+            if override.key_or_group in GROUPS and isinstance(override.value(), list):
+                raise UserError(f"{override.input_line}: expected the name of one of its options, not a list")
             if override.is_delete():
                 raise UserError(f"{override.input_line}: settings can't be removed, only set")
         # The launcher reads hydra.* settings; they are no part of a run.

@@ -56,8 +56,8 @@ class ImageDataset:
     height: int = 8
     width: int = 8
     classes: int = 10
-    train_size: int = 0
-    test_size: int = 0
+    train_size: int = 1437
+    test_size: int = 360
     highest: int = 255
     mean: list[float] = field(default_factory=lambda: [0.0])
     std: list[float] = field(default_factory=lambda: [1.0])
@@ -65,6 +65,8 @@ class ImageDataset:
 
     def __post_init__(self) -> None:
         require(self.name in READERS, "dataset.name", self.name, f"one of {', '.join(READERS)}")
+        for name in ("channels", "height", "width", "classes", "train_size", "test_size", "highest"):
+            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
         for name in ("mean", "std"):
             value = getattr(self, name)
             count = f"{self.channels} number{'s' * (self.channels > 1)}, one per channel"

@@ -72,7 +72,10 @@ def _solve(spent: Callable[[float], float], target: float, guess: float) -> floa
 
     def excess(log_z: float) -> float:
         if log_z not in known:
-            ratio = spent(math.exp(log_z)) / target
+            try:
+                ratio = spent(math.exp(log_z)) / target
+            except OverflowError:  # an accountant's word for a loss beyond floating point
+                ratio = math.inf
             known[log_z] = math.log(min(max(ratio, 1e-9), 1e9))  # finite, so that the root search can interpolate
         return known[log_z]
 

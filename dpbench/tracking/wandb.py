@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from dpbench.config.schema import TrackerSettings
 
@@ -20,6 +21,8 @@ def choose_mode(settings: TrackerSettings) -> tuple[Mode, str]:
     """The mode that the settings come to, and why: auto is online where an API key is known (no network needed)."""
     if settings.mode != "auto":
         return cast(Mode, settings.mode), "as asked"
+    if os.environ.get("WANDB_MODE") in get_args(Mode):
+        return cast(Mode, os.environ["WANDB_MODE"]), "as WANDB_MODE says"
     try:
         import wandb
 
@@ -63,11 +66,13 @@ class Tracker:
             self._run = None
             self._say(f"W&B failed to {what} ({type(error).__name__}: {error}); the run goes on without it")
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: dict[str, float], step: int) -> None:
         """Record the metrics of an evaluation."""
         run = self._run
         if run is not None:
-            self._guard("log", lambda: run.log(metrics, step=step))
+            # W&B has no infinity: eps is left out where there is no noise.
+            finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+            self._guard("log", lambda: run.log(finite, step=step))
 
     def finish(self, summary: dict[str, Any], *, succeeded: bool) -> None:
         """Write the summary and close the run."""
