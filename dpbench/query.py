@@ -32,10 +32,6 @@ class Query(Stage):
         """
         raise NotImplementedError
 
-    def evaluations(self) -> int:
-        """Gradient evaluations per sample in a typical step; what time estimates use."""
-        raise NotImplementedError
-
 
 @dataclass
 class OnePoint(Query):
@@ -44,10 +40,6 @@ class OnePoint(Query):
     @override
     def points(self, iterate: Tensor) -> list[Point]:
         return [Point(1.0, iterate)]
-
-    @override
-    def evaluations(self) -> int:
-        return 1
 
 
 @dataclass
@@ -89,10 +81,6 @@ class TwoPoint(Query):
         if weight == 1:
             return [Point(1.0, probe)]
         return [Point(weight, probe), Point(1 - weight, iterate)]
-
-    @override
-    def evaluations(self) -> int:
-        return 1 if self.probe_weight in (0.0, 1.0) else 2
 
     @override
     def state_dict(self) -> State:
