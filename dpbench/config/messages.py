@@ -49,18 +49,16 @@ def unknown_setting(error: Exception, overrides: Sequence[str]) -> str | None:
 
 
 def no_such_setting(line: str, composed: DictConfig) -> UserError:
-    """The sentence for an override of a key that does not exist beside those that do."""
+    """The sentence for an override of a key that does not exist, from the config composed without it."""
     key, _, value = line.partition("=")
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     known = [str(k) for k in node if k not in ("hydra", "name")] if isinstance(node, DictConfig) else []
     close = difflib.get_close_matches(name, known, 1)
-    where = f" in {parent} with these choices" if parent else ""
-    if close:
-        allowed = f"did you mean {key[: len(key) - len(name)]}{close[0]}?"
-    else:
-        allowed = f"expected one of {', '.join(sorted(known))}" if known else "there are none"
-    return UserError(f"no such setting{where}; {allowed}", field=key, value=value)
+    choice = composed.hydra.runtime.choices.get(parent)
+    here = f"{parent}={choice}" if choice else parent or "a run"
+    hint = f"; did you mean {key[: len(key) - len(name)]}{close[0]}?" if close else ""
+    return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
 
 
 def _no_such_option(text: str) -> UserError:
