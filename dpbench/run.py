@@ -151,9 +151,8 @@ def _rows(jobs: list[Job]) -> list[Row]:
     for job in jobs:
         record = record_of(job)
         folder = record.latest() if job.config.force else record.folder
-        status = read_json(folder / "status.json")
-        if status.get("status") == Status.REFUSED:
-            record.forget_refusal()
+        refusal = record.take_refusal()
+        status = {"status": Status.REFUSED, "reason": refusal} if refusal else read_json(folder / "status.json")
         own = replace(job, overrides=tuple(line for line in job.overrides if line not in common))
         rows.append(
             Row(

@@ -346,3 +346,13 @@ def test_a_refused_forced_run_leaves_the_finished_record_and_is_an_error(results
 
 def refuse_device(name: str) -> None:
     raise UserError("no such device", field="device", value=name)
+
+
+def test_a_refused_run_leaves_what_an_interrupted_one_recorded(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        raise_after(patch, STEPS - 1, KeyboardInterrupt())
+        run(tmp_path)
+    before = snapshot(only_record(tmp_path))
+    monkeypatch.setattr("dpbench.training.execute.choose_device", refuse_device)
+    assert run(tmp_path).code == 2
+    assert snapshot(only_record(tmp_path)) == before

@@ -17,7 +17,7 @@ from dpbench.errors import UserError
 
 
 class Status(StrEnum):
-    """How a run stands."""
+    """How a run stands; refused is one that could not start, of which there is no record."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -106,29 +106,32 @@ class RunRecord:
 
     def start(self, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Begin a run; what an unfinished one left is removed, a finished one stays until this one has finished."""
-        self._clear()
+        self._working = self._rerun_folder() if self.finished() else self.folder
+        shutil.rmtree(self._working, ignore_errors=True)
+        self._working.mkdir(parents=True)
         self._metrics = []
         self.set_status(Status.RUNNING)
         write_atomically(self._working / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         self.write("provenance.json", provenance)
 
     def refuse(self, reason: str) -> None:
-        """Tell the command that asked for the run that it could not start; a finished record stays."""
-        self._clear()
-        self.set_status(Status.REFUSED, reason)
+        """Leave a note, for the command that asked for the run, that it could not start. No record is touched."""
+        self._refusal().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._refusal(), reason)
 
-    def forget_refusal(self) -> None:
-        """Remove what `refuse` wrote, once it has been read: a run that never started leaves nothing."""
-        folder = self.latest()
-        shutil.rmtree(folder)
-        if not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+    def take_refusal(self) -> str | None:
+        """The note that `refuse` left, which this removes: a run that never started leaves nothing."""
+        note = self._refusal()
+        if not note.exists():
+            return None
+        reason = note.read_text()
+        note.unlink()
+        if not any(note.parent.iterdir()):
+            note.parent.rmdir()
+        return reason
 
-    def _clear(self) -> None:
-        """An empty folder to work in, beside a finished record."""
-        self._working = self._rerun_folder() if self.finished() else self.folder
-        shutil.rmtree(self._working, ignore_errors=True)
-        self._working.mkdir(parents=True)
+    def _refusal(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.refused")
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""

@@ -14,10 +14,10 @@ from dpbench.config import Job, config_hash, resolved
 from dpbench.data import Splits
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
-from dpbench.tracking import RunRecord, Status, open_tracker
+from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable
-from dpbench.training.assemble import assemble
+from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import in_words, noise_multiplier, open_ledger
 from dpbench.training.devices import choose_device, describe
 from dpbench.training.display import Display
@@ -56,7 +56,7 @@ class _Execution:
         self.metrics: list[Metrics] = []
 
     def run(self) -> Status:
-        """Prepare (bad input leaves here, before anything is recorded), then train under the record's eyes."""
+        """Prepare, where bad input leaves before anything is recorded, then train under the record's eyes."""
         config = self.config
         device = choose_device(config.device)
         found = noise_multiplier(config)
@@ -65,30 +65,18 @@ class _Execution:
         loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
         splits = Splits(loaded.train.to(device), loaded.test.to(device))
         self.console.print(f"  {in_words(config, found)}; {describe(device)}")
+        return self._recorded(parts, splits, ledger, provenance(device))
 
-        settings = {**resolved(config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
-        self.record.start(jsonable(settings), origin := provenance(device))
-        tracker = open_tracker(
-            config.tracker,
-            Path(config.results_dir),
-            name=self.job.name,
-            config={**settings, "hash": self.record.folder.parent.name},
-            tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
-            say=self.console.print,
-        )
+    def _recorded(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
+        """Train, and record how it ended, whatever happens."""
+        settings = {**resolved(self.config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
+        self.record.start(jsonable(settings), origin)
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()
+        tracker: Tracker | None = None
         try:
-            with Display(self.console, config.steps) as display:
-
-                def on_evaluation(metrics: Metrics) -> None:
-                    self.metrics.append(metrics)
-                    self.record.append_metrics(metrics.as_dict())
-                    self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
-                    tracker.log(metrics.as_dict(), metrics.step)
-                    display.evaluation(metrics)
-
-                train(config, parts, splits, ledger, on_step=display.step, on_evaluation=on_evaluation)
+            tracker = self._tracker(settings)
+            self._train(parts, splits, ledger, tracker)
             status = Status.FINISHED if ledger.complete() else Status.INVALID
             reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
         except KeyboardInterrupt:
@@ -104,8 +92,32 @@ class _Execution:
             self.record.write("summary.json", summary)
             self.record.write("provenance.json", {**origin, "wall_seconds": round(time.perf_counter() - start, 3)})
             self.record.set_status(status, reason, trace)
-            tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
+            if tracker is not None:
+                tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
+
+    def _tracker(self, settings: dict[str, Any]) -> Tracker:
+        config = self.config
+        return open_tracker(
+            config.tracker,
+            Path(config.results_dir),
+            name=self.job.name,
+            config={**settings, "hash": self.record.folder.parent.name},
+            tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
+            say=self.console.print,
+        )
+
+    def _train(self, parts: Assembly, splits: Splits, ledger: Ledger, tracker: Tracker) -> None:
+        with Display(self.console, self.config.steps) as display:
+
+            def on_evaluation(metrics: Metrics) -> None:
+                self.metrics.append(metrics)
+                self.record.append_metrics(metrics.as_dict())
+                self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
+                tracker.log(metrics.as_dict(), metrics.step)
+                display.evaluation(metrics)
+
+            train(self.config, parts, splits, ledger, on_step=display.step, on_evaluation=on_evaluation)
 
     def _summary(self, ledger: Ledger, multiplier: float) -> dict[str, Any]:
         """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
