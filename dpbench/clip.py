@@ -22,9 +22,9 @@ SCOPES = ("flat", "per_layer")
 class Clip(Stage):
     """Bounds each sample's vector v by a factor of its norm.
 
-    Formal guarantee: for every threshold C and every finite or infinite norm, the scaled vector has Euclidean
-    norm at most ``sensitivity(C)``, up to the rounding of one float32 product; adding or removing one sample
-    changes the clipped sum by at most that much.
+    Formal guarantee: for every threshold C from 1e-30 to 1e30 and every finite or infinite norm, the scaled vector
+    has Euclidean norm at most ``sensitivity(C)``, up to the rounding of one float32 product; adding or removing one
+    sample changes the clipped sum by at most that much.
 
     | norm of the sample | factor                                       |
     |--------------------|----------------------------------------------|

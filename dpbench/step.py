@@ -96,7 +96,7 @@ class PrivateStep:
         return clipped_sum
 
     def state_dict(self) -> State:
-        """State of the stages, the optimizer and the step counter."""
+        """State of the stages, the optimizer and the step counter; parameters and generators are their owners'."""
         return {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),

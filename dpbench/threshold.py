@@ -15,7 +15,7 @@ class Threshold(Stage):
     """Gives C_t for each step."""
 
     def value(self, step: int) -> float:
-        """C_t > 0 at step t, counted from 0."""
+        """C_t at step t, counted from 0; from 1e-30 to 1e30, so that float32 factors keep the clip's promise."""
         raise NotImplementedError
 
 
@@ -30,7 +30,7 @@ class FixedThreshold(Threshold):
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        require(0 < self.norm < float("inf"), "threshold.norm", self.norm, "a finite number > 0")
+        require(1e-30 <= self.norm <= 1e30, "threshold.norm", self.norm, "a number from 1e-30 to 1e30")
 
     @override
     def value(self, step: int) -> float:

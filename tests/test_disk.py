@@ -167,6 +167,7 @@ def weights_after_three_steps(algo, optim, noise_multiplier, **query):
 
 @pytest.mark.parametrize("optim", [SGD(), Adam(lr=0.01)], ids=["sgd", "adam"])
 @pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
+@pytest.mark.usefixtures("shared_streams")
 def test_kappa_one_is_the_base_optimizer_bit_for_bit(noise_multiplier, optim):
     base = weights_after_three_steps(["algo=dpsgd"], optim, noise_multiplier)
     for gamma in (0.5, -1.0, 3.0):

@@ -186,6 +186,7 @@ def assert_equals_lfilter(stage, b, a):
 
 
 @pytest.mark.parametrize(("seed", "optim"), [(0, SGD()), (1, SGD(momentum=0.9)), (2, Adam())])
+@pytest.mark.usefixtures("shared_streams")
 def test_filter_sgd_leaves_every_bit_of_the_base_optimizer(seed, optim):
     steps = []
     for algo in (["algo=dpsgd"], ["algo=doppler", "filter=sgd"]):

@@ -233,6 +233,12 @@ def test_batch_norm_is_refused_with_advice():
         engine_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
 
 
+@pytest.mark.parametrize("frozen", [nn.BatchNorm1d(3, affine=False), nn.BatchNorm1d(3).requires_grad_(False)])
+def test_batch_norm_that_is_not_trained_mixes_samples_all_the_same(frozen):
+    with pytest.raises(UserError, match="'1' is batch normalisation"):
+        engine_of(nn.Sequential(nn.Linear(3, 3), frozen, nn.Linear(3, 3)))
+
+
 def test_layer_without_a_rule_is_refused():
     with pytest.raises(UserError, match="'0' of type PReLU has no per-sample rule"):
         engine_of(nn.Sequential(nn.PReLU(), nn.Linear(2, 2)))

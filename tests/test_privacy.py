@@ -192,6 +192,21 @@ def test_releases_without_noise_cost_infinity():
     assert epsilon(plan(0.1, 3).scaled(0.0), 1e-5, "pld", eps_scale=1.0) == math.inf
 
 
+@pytest.mark.parametrize("multiplier", [1e-6, 1e-4, 0.01, 0.1])
+def test_tiny_multipliers_are_refused_at_once(multiplier):
+    config = compose_jobs([f"privacy.noise_multiplier={multiplier}"], multirun=False)[0].config
+    with pytest.raises(UserError, match=r"privacy.noise_multiplier=.*: spends eps=.* more than eps=8"):
+        noise_multiplier(config)
+
+
+@pytest.mark.parametrize("multiplier", ["1e-7", "1e-160", "1e-200"])
+def test_multipliers_beyond_the_accountants_arithmetic_are_refused(multiplier):
+    config = compose_jobs([f"privacy.noise_multiplier={multiplier}", "privacy=rdp"], multirun=False)[0].config
+    with pytest.raises(UserError, match=r"privacy.noise_multiplier=.*: expected at least 1e-6"):
+        noise_multiplier(config)
+    assert epsilon(plan(0.1, 3).scaled(float(multiplier)), 1e-5, "rdp", eps_scale=1.0) == math.inf
+
+
 def test_configured_multiplier_beyond_the_budget_is_refused():
     enough, short = (
         compose_jobs([f"privacy.noise_multiplier={z}", "privacy=rdp", "eps=2"], multirun=False)[0].config

@@ -356,3 +356,15 @@ def test_a_refused_run_leaves_what_an_interrupted_one_recorded(tmp_path, monkeyp
     monkeypatch.setattr("dpbench.training.execute.choose_device", refuse_device)
     assert run(tmp_path).code == 2
     assert snapshot(only_record(tmp_path)) == before
+
+
+def test_a_run_that_fails_while_it_is_prepared_is_recorded_with_its_traceback(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("dpbench.training.execute.assemble", fail)
+    outcome = run(tmp_path)
+    assert outcome.code == 1
+    assert outcome.error() == "failed: RuntimeError: CUDA error: out of memory"
+    recorded = read(only_record(tmp_path), "status.json")
+    assert "in fail" in recorded["traceback"]

@@ -78,11 +78,24 @@ SHORT = ("epochs=2", "eps=4", "privacy=rdp")
         (("seed=1",), False),
     ],
 )
+@pytest.mark.usefixtures("shared_streams")
 def test_special_cases_are_dpsgd_bit_for_bit(overrides, same):
     options = (*SHORT, *(() if any("micro_batch" in o for o in overrides) else ("micro_batch=1000",)))
     _, dpsgd = trained(*SHORT, "micro_batch=1000")
     _, other = trained(*options, *overrides)
     assert torch.equal(dpsgd, other) is same
+
+
+def test_runs_of_one_seed_share_neither_noise_nor_samples():
+    device = torch.device("cpu")
+    noise, samples = [], []
+    for eps in (1, 8):
+        config = config_of(f"eps={eps}")
+        parts = assemble(config, device, 1.0, open_ledger(config, 1.0))
+        noise.append(torch.randn(1000, generator=parts.step.noise_generator))
+        samples.append(torch.rand(1000, generator=generator(0, "sampling", device, config_hash(config))))
+    for first, second in (noise, samples):
+        assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)
 
 
 def test_doppler_without_a_filter_is_the_run_of_dpsgd():
@@ -156,7 +169,7 @@ def test_global_stream_leaves_torchs_generator_as_it_was():
     torch.manual_seed(3)
     want = torch.randn(2)
     torch.manual_seed(3)
-    with global_stream(0, "weights", torch.device("cpu")):
+    with global_stream(0, "weights"):
         torch.randn(100)
     assert torch.equal(torch.randn(2), want)
 

@@ -24,7 +24,9 @@ def train_job(composed: DictConfig) -> None:
     register()
     runtime = HydraConfig.get()
     OmegaConf.set_struct(composed, False)
-    job = Job(tuple(runtime.overrides.task), load(composed), chosen(runtime.runtime.choices))
+    # The group of a sweep is set by the command, not typed.
+    typed = tuple(line for line in runtime.overrides.task if not line.startswith("tracker.group=sweep-"))
+    job = Job(typed, load(composed), chosen(runtime.runtime.choices))
     console = make_console()
     console.print(job.name, style="bold")
     execute(job, console)

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
-from dpbench.gradients.rules import Rule, rule_for
+from dpbench.gradients.rules import Rule, refuse_mixing, rule_for
 from dpbench.query import Point
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -102,6 +102,7 @@ class PerSampleGradients:
         self._rules: dict[nn.Module, Rule] = {}
         group_of: dict[int, int] = {}
         for name, layer in model.named_modules():
+            refuse_mixing(name, layer)
             own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
             if own:
                 self._rules[layer] = rule_for(name, layer)
@@ -147,15 +148,22 @@ class PerSampleGradients:
             with torch.no_grad():
                 gradients = _collect(calls, output_gradients)
             if not self._checked:
-                self._check(total, gradients)
-                self._checked = True
+                self._checked = self._check(total, gradients)
         return losses.detach(), gradients
 
-    def _check(self, loss: Tensor, gradients: dict[Tensor, Tensor]) -> None:
-        """Compare the sum over samples with autograd's, once: a parameter used outside its layer would be missed."""
-        expected = torch.autograd.grad(loss, self.flat.parameters, allow_unused=True)
+    def _check(self, loss: Tensor, gradients: dict[Tensor, Tensor]) -> bool:
+        """Compare the sum over samples with autograd's, once: a parameter used outside its layer would be missed.
+
+        Returns:
+            Whether it could be compared: all gradients are finite.
+        """
+        finite = True
+        expected: tuple[Tensor | None, ...] = torch.autograd.grad(loss, self.flat.parameters, allow_unused=True)
         for name, parameter, want in zip(self.flat.names, self.flat.parameters, expected, strict=True):
-            if want is None or not want.isfinite().all():
+            if want is None:
+                continue
+            if not want.isfinite().all():
+                finite = False
                 continue
             got = gradients[parameter].sum(0) if parameter in gradients else torch.zeros_like(want)
             scale = gradients[parameter].abs().sum(0).max() if parameter in gradients else want.abs().max()
@@ -163,6 +171,7 @@ class PerSampleGradients:
                 raise UserError(
                     f"parameter {name!r} is used outside its layer, so its per-sample gradients are incomplete"
                 )
+        return finite
 
     def _recorder(self, calls: list[_Call]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -130,19 +130,23 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 
+def refuse_mixing(name: str, layer: nn.Module) -> None:
+    """Raise `UserError` if a layer, trained or not, lets one sample change what is computed for another."""
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        raise UserError(
+            f"layer {name!r} is batch normalisation, which mixes samples and so has no per-sample gradient; "
+            "use group normalisation"
+        )
+
+
 def rule_for(name: str, layer: nn.Module) -> Rule:
     """The rule of a layer that owns trainable parameters.
 
     Subclasses are not matched: they may compute something else.
 
     Raises:
-        UserError: the layer mixes samples, or no rule is known for it.
+        UserError: no rule is known for the layer.
     """
-    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-        raise UserError(
-            f"layer {name!r} is batch normalisation, which mixes samples and so has no per-sample gradient; "
-            "use group normalisation"
-        )
     rule = RULES.get(type(layer))
     if rule is None:
         known = ", ".join(sorted(kind.__name__ for kind in RULES))

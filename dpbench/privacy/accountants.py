@@ -12,6 +12,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpbench.privacy.plan import Plan
 
+# Below this the accountants' floating point no longer holds, and nothing is private anyway.
+SMALLEST_MULTIPLIER = 1e-6
+
 # It warns of every Rényi order whose series did not converge; leaving an order out keeps the bound valid.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
@@ -67,6 +70,6 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float) -> f
     """
     if len(plan) == 0:
         return 0.0
-    if any(release.noise_multiplier == 0 for release, _ in plan.runs):
+    if any(release.noise_multiplier < SMALLEST_MULTIPLIER for release, _ in plan.runs):
         return math.inf
     return ACCOUNTANTS[accountant](plan, delta, eps_scale)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpbench.config.schema import RunConfig
+from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.step import PrivateStep
@@ -43,7 +43,7 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     Raises:
         UserError: the model has a layer that can't be trained privately.
     """
-    with global_stream(config.seed, "weights", torch.device("cpu")):
+    with global_stream(config.seed, "weights"):
         model = config.model.build(config.dataset)
     model.to(device).train()
     flat = FlatParameters(model)
@@ -62,6 +62,6 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         sampling_rate=config.sampling_rate,
         expected_batch=config.batch_size,
         ledger=ledger,
-        noise_generator=generator(config.seed, "noise", device),
+        noise_generator=generator(config.seed, "noise", device, config_hash(config)),
     )
     return Assembly(model, step, config.micro_batch or fitting_micro_batch(model, flat, sample))

@@ -7,6 +7,7 @@ import math
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Calibration, Ledger, calibrate, epsilon
+from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_bound
 
 
 def noise_multiplier(config: RunConfig) -> Calibration:
@@ -18,9 +19,16 @@ def noise_multiplier(config: RunConfig) -> Calibration:
     given = config.privacy.noise_multiplier
     plan = config.release_plan()
     accountant = config.privacy.accountant
+    if given is not None and given < SMALLEST_MULTIPLIER:
+        raise UserError("expected at least 1e-6", field="privacy.noise_multiplier", value=given)
     if given is None:
         return calibrate(plan, config.eps, config.delta_value, accountant)
-    spent = epsilon(plan.scaled(given), config.delta_value, accountant, eps_scale=config.eps)
+    # Far beyond the budget the cheap bound is enough to refuse, where an exact one could take minutes.
+    rough = quick_bound(plan.scaled(given), config.delta_value)
+    if rough > 10 * config.eps + 10:
+        spent = rough
+    else:
+        spent = epsilon(plan.scaled(given), config.delta_value, accountant, eps_scale=config.eps)
     if spent > config.eps:
         raise UserError(
             f"spends eps={spent:.4g} over {config.steps} steps, more than eps={config.eps:g}; leave it null to "

@@ -38,11 +38,16 @@ def execute(job: Job, console: Console) -> Status:
     if record.finished() and not job.config.force:
         console.print(f"  finished already: {record.folder} (force=true runs it again)")
         return Status.FINISHED
+    execution = _Execution(job, record, console)
     try:
-        return _Execution(job, record, console).run()
+        return execution.run()
     except UserError as error:
         record.refuse(str(error))
         return Status.REFUSED
+    except Exception as error:  # while it was prepared; what happens in training is recorded there
+        record.start(execution.settings(), {})
+        record.set_status(Status.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Status.FAILED
 
 
 class _Execution:
@@ -69,13 +74,12 @@ class _Execution:
 
     def _recorded(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
         """Train, and record how it ended, whatever happens."""
-        settings = {**resolved(self.config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
-        self.record.start(jsonable(settings), origin)
+        self.record.start(self.settings(), origin)
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()
         tracker: Tracker | None = None
         try:
-            tracker = self._tracker(settings)
+            tracker = self._tracker()
             self._train(parts, splits, ledger, tracker)
             status = Status.FINISHED if ledger.complete() else Status.INVALID
             reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
@@ -87,22 +91,31 @@ class _Execution:
         except Exception as error:
             reason, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
-            summary = self._summary(ledger, parts.step.noise_multiplier)
-            self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
-            self.record.write("summary.json", summary)
-            self.record.write("provenance.json", {**origin, "wall_seconds": round(time.perf_counter() - start, 3)})
-            self.record.set_status(status, reason, trace)
+            summary: dict[str, Any] = {}
+            try:
+                summary = self._summary(ledger, parts.step.noise_multiplier)
+                self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
+                self.record.write("summary.json", summary)
+                wall = round(time.perf_counter() - start, 3)
+                self.record.write("provenance.json", {**origin, "wall_seconds": wall})
+            finally:
+                self.record.set_status(status if summary else Status.FAILED, reason, trace)
             if tracker is not None:
                 tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
 
-    def _tracker(self, settings: dict[str, Any]) -> Tracker:
+    def settings(self) -> dict[str, Any]:
+        """What config.yaml holds."""
+        config = {**resolved(self.config), "choices": self.job.choices, "overrides": list(self.job.overrides)}
+        return {key: jsonable(value) for key, value in config.items()}
+
+    def _tracker(self) -> Tracker:
         config = self.config
         return open_tracker(
             config.tracker,
             Path(config.results_dir),
             name=self.job.name,
-            config={**settings, "hash": self.record.folder.parent.name},
+            config={**self.settings(), "hash": self.record.folder.parent.name},
             tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
             say=self.console.print,
         )

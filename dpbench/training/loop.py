@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from dpbench.config.schema import RunConfig
+from dpbench.config import RunConfig, config_hash
 from dpbench.data import Splits
 from dpbench.privacy import Ledger, PoissonSampler
 from dpbench.training.assemble import Assembly
@@ -73,12 +73,13 @@ def train(
         DivergedError: at an evaluation; the metrics have been handed over.
     """
     device = splits.train.labels.device
-    sampler = PoissonSampler(len(splits.train), config.sampling_rate, generator(config.seed, "sampling", device))
+    draws = generator(config.seed, "sampling", device, config_hash(config))
+    sampler = PoissonSampler(len(splits.train), config.sampling_rate, draws)
     optimizer = parts.step.optimizer
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     seen = 0
     start = time.perf_counter()
-    with global_stream(config.seed, "model", device):
+    with global_stream(config.seed, "model"):
         for step in range(1, config.steps + 1):
             lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
             for group in optimizer.param_groups:

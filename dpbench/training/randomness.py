@@ -1,4 +1,8 @@
-"""Named random streams, each derived from the seed alone, so that one more draw in one shifts no other."""
+"""Named random streams, each with a seed of its own, so that one more draw in one shifts no other.
+
+Sampling and noise also depend on what the run is: two runs that shared noise would cancel it between them, and the
+eps of several runs adds up only where their noise is independent.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,26 @@ import torch
 STREAMS = ("weights", "sampling", "noise", "model")
 
 
-def stream_seed(seed: int, name: str) -> int:
-    """64-bit seed of a named stream."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+def stream_seed(seed: int, name: str, run: str = "") -> int:
+    """Seed of a named stream, of one run alone where its hash is given. torch's CPU generator uses 32 of its bits."""
+    digest = hashlib.sha256(f"{seed}/{name}/{run}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def generator(seed: int, name: str, device: torch.device) -> torch.Generator:
-    """Generator of a named stream on a device.
+def generator(seed: int, name: str, device: torch.device, run: str = "") -> torch.Generator:
+    """Generator of a named stream on a device, of one run alone where its hash is given.
 
     Noise for privacy has a stream of its own. It is a seeded pseudo-random generator, fit for experiments; a
     deployment that must withstand an adversary who can guess the seed needs a cryptographic one.
     """
     if name not in STREAMS:
         raise ValueError(f"unknown stream {name!r}; known: {', '.join(STREAMS)}")
-    return torch.Generator(device).manual_seed(stream_seed(seed, name))
+    return torch.Generator(device).manual_seed(stream_seed(seed, name, run))
 
 
 @contextmanager
-def global_stream(seed: int, name: str, device: torch.device) -> Iterator[None]:
+def global_stream(seed: int, name: str) -> Iterator[None]:
     """Let torch's global generators be a named stream; afterwards they are what they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(stream_seed(seed, name))
         yield
