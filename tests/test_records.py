@@ -17,7 +17,7 @@ from dpbench.config import Job, compose_jobs, config_hash, resolved
 from dpbench.config.schema import SCHEMAS
 from dpbench.errors import UserError
 from dpbench.step import PrivateStep
-from dpbench.tracking.record import write_atomically
+from dpbench.tracking.record import RunRecord, write_atomically
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
 RATE = 64 / 1437
@@ -368,3 +368,18 @@ def test_a_run_that_fails_while_it_is_prepared_is_recorded_with_its_traceback(tm
     assert outcome.error() == "failed: RuntimeError: CUDA error: out of memory"
     recorded = read(only_record(tmp_path), "status.json")
     assert "in fail" in recorded["traceback"]
+
+
+def test_a_run_whose_summary_cannot_be_written_is_not_finished_and_keeps_its_metrics(tmp_path, monkeypatch):
+    write = RunRecord.write
+
+    def full(self: RunRecord, name: str, content: dict[str, Any]) -> None:
+        if name == "summary.json":
+            raise OSError("no space left on device")
+        write(self, name, content)
+
+    monkeypatch.setattr(RunRecord, "write", full)
+    assert run(tmp_path).code == 1
+    record = only_record(tmp_path)
+    assert status(record) == "failed"
+    assert len(read_metrics(record)) > 0

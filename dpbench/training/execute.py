@@ -40,7 +40,7 @@ def execute(job: Job, console: Console) -> Status:
         return Status.FINISHED
     execution = _Execution(job, record, console)
     try:
-        return execution.run()
+        prepared = execution.prepare()
     except UserError as error:
         record.refuse(str(error))
         return Status.REFUSED
@@ -48,6 +48,7 @@ def execute(job: Job, console: Console) -> Status:
         record.start(execution.settings(), {})
         record.set_status(Status.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
         return Status.FAILED
+    return execution.train(*prepared)
 
 
 class _Execution:
@@ -60,8 +61,8 @@ class _Execution:
         self.console = console
         self.metrics: list[Metrics] = []
 
-    def run(self) -> Status:
-        """Prepare, where bad input leaves before anything is recorded, then train under the record's eyes."""
+    def prepare(self) -> tuple[Assembly, Splits, Ledger, dict[str, Any]]:
+        """Everything that training needs; bad input leaves here, before anything is recorded."""
         config = self.config
         device = choose_device(config.device)
         found = noise_multiplier(config)
@@ -70,9 +71,9 @@ class _Execution:
         loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
         splits = Splits(loaded.train.to(device), loaded.test.to(device))
         self.console.print(f"  {in_words(config, found)}; {describe(device)}")
-        return self._recorded(parts, splits, ledger, provenance(device))
+        return parts, splits, ledger, provenance(device)
 
-    def _recorded(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
+    def train(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
         """Train, and record how it ended, whatever happens."""
         self.record.start(self.settings(), origin)
         status, reason, trace = Status.FAILED, None, None
@@ -80,7 +81,7 @@ class _Execution:
         tracker: Tracker | None = None
         try:
             tracker = self._tracker()
-            self._train(parts, splits, ledger, tracker)
+            self._steps(parts, splits, ledger, tracker)
             status = Status.FINISHED if ledger.complete() else Status.INVALID
             reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
         except KeyboardInterrupt:
@@ -91,15 +92,16 @@ class _Execution:
         except Exception as error:
             reason, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         finally:
-            summary: dict[str, Any] = {}
+            recorded = Status.FAILED  # unless all that a record consists of is written
             try:
                 summary = self._summary(ledger, parts.step.noise_multiplier)
                 self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
                 self.record.write("summary.json", summary)
                 wall = round(time.perf_counter() - start, 3)
                 self.record.write("provenance.json", {**origin, "wall_seconds": wall})
+                recorded = status
             finally:
-                self.record.set_status(status if summary else Status.FAILED, reason, trace)
+                self.record.set_status(recorded, reason, trace)
             if tracker is not None:
                 tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
@@ -120,7 +122,7 @@ class _Execution:
             say=self.console.print,
         )
 
-    def _train(self, parts: Assembly, splits: Splits, ledger: Ledger, tracker: Tracker) -> None:
+    def _steps(self, parts: Assembly, splits: Splits, ledger: Ledger, tracker: Tracker) -> None:
         with Display(self.console, self.config.steps) as display:
 
             def on_evaluation(metrics: Metrics) -> None:
