@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.dpbench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format clean
+.PHONY: help run test slow bench lint format clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -26,6 +26,9 @@ test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the t
 
 slow: $(READY)  ## the tests that take minutes each
 	$(BIN)/python -m pytest -n 2 -m slow
+
+bench: $(READY)  ## time and memory of a private gradient, dpbench beside others (about 10 minutes)
+	$(BIN)/python -m benchmarks
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
@@ -22,7 +22,13 @@ class Point(NamedTuple):
 
 @dataclass
 class Query(Stage):
-    """Chooses the points of a step from the current iterate and from what it remembers of earlier ones."""
+    """Chooses the points of a step from the current iterate and from what it remembers of earlier ones.
+
+    Attributes:
+        most_points: how many there can be.
+    """
+
+    most_points: ClassVar[int] = 1
 
     def points(self, iterate: Tensor) -> list[Point]:
         """Points of the next step. Called once a step.
@@ -53,6 +59,8 @@ class TwoPoint(Query):
         kappa: weight of the new gradient in the filter that goes with this query, in (0, 1].
         gamma: length of the probe in units of the last displacement; not zero.
     """
+
+    most_points: ClassVar[int] = 2
 
     kappa: float = 0.7
     gamma: float = 0.5

@@ -78,13 +78,7 @@ class PrivateStep:
     def clipped_sum(self, batch: Iterable[MicroBatch], threshold: float) -> tuple[Tensor, Tensor]:
         """Σ_i clip(G_i), shape (d,), and the losses, shape (B,)."""
         points = self.query.points(self.gradients.flat.vector)
-        total = torch.zeros_like(self.gradients.flat.vector)
-        losses = [total.new_empty(0)]
-        for inputs, targets in batch:
-            tape = self.gradients.record(points, inputs, targets)
-            total += tape.weighted_sum(self.clip.factors(tape.norms(), threshold))
-            losses.append(tape.losses)
-        return total, torch.cat(losses)
+        return self.gradients.clipped_sum(points, batch, lambda norms: self.clip.factors(norms, threshold))
 
     def release(self, clipped_sum: Tensor, threshold: float) -> Tensor:
         """The clipped sum with its noise, in place; recorded in the ledger."""
@@ -96,7 +90,7 @@ class PrivateStep:
         return clipped_sum
 
     def state_dict(self) -> State:
-        """State of the stages, the optimizer and the step counter; parameters and generators are their owners'."""
+        """State of gradients, stages, optimizer and step counter; parameters and generators are their owners'."""
         return {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
@@ -111,4 +105,4 @@ class PrivateStep:
             getattr(self, name).load_state_dict(state[name])
 
 
-_STAGES = ("query", "clip", "threshold", "noise", "filter")
+_STAGES = ("gradients", "query", "clip", "threshold", "noise", "filter")

@@ -14,7 +14,7 @@ from dpbench.filters import Exponential
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD, Adam, AdamW
-from dpbench.query import OnePoint, TwoPoint
+from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 
@@ -359,6 +359,7 @@ def test_private_step_follows_the_trace_of_a_cubic_gradient():
 def evaluated_points(step, layer):
     """θ at every forward pass of one step."""
     seen = []
+    step.gradients.record([Point(1.0, step.gradients.flat.vector)], *BATCH)  # compared with autograd once, before
     with layer.register_forward_pre_hook(lambda layer, _: seen.append(layer.weight.detach().flatten().clone())):
         step([BATCH])
     return seen

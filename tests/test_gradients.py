@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, vmap
 from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
-from dpbench.gradients import FlatParameters, PerSampleGradients, rules
+from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 
@@ -178,8 +178,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer_rules_equal_torch_func_in_float64(name, monkeypatch):
-    monkeypatch.setattr(rules, "CONV_CHUNK", 3)
+def test_layer_rules_equal_torch_func_in_float64(name):
     torch.manual_seed(1)
     make, inputs = LAYERS[name]
     model, x = make(), inputs()
@@ -239,32 +238,64 @@ def test_batch_norm_that_is_not_trained_mixes_samples_all_the_same(frozen):
         engine_of(nn.Sequential(nn.Linear(3, 3), frozen, nn.Linear(3, 3)))
 
 
-def test_layer_without_a_rule_is_refused():
-    with pytest.raises(UserError, match="'0' of type PReLU has no per-sample rule"):
-        engine_of(nn.Sequential(nn.PReLU(), nn.Linear(2, 2)))
+@pytest.mark.parametrize("affine", [False, True])
+def test_instance_norm_that_keeps_statistics_is_refused_with_advice(affine):
+    with pytest.raises(UserError, match=r"'1' keeps statistics.*set track_running_stats=False"):
+        engine_of(nn.Sequential(nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3, affine=affine, track_running_stats=True)))
 
 
-def test_subclass_of_a_known_layer_is_refused():
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
+@pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_embedding_without_a_per_sample_gradient_is_refused_with_advice(option):
+    table = nn.Embedding(5, 3, **option)
+    for layer in (table, table.requires_grad_(False)):
+        with pytest.raises(UserError, match=r"'0' is an embedding with max_norm.*leave them unset"):
+            engine_of(nn.Sequential(layer, nn.Linear(3, 3)))
 
-    with pytest.raises(UserError, match="Doubled has no per-sample rule"):
-        engine_of(nn.Sequential(Doubled(2, 2)))
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision_are_refused_with_advice(dtype):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).to(dtype))
+    with pytest.raises(UserError, match=r"'1\.weight' is torch\.b?float16; train in float32 or float64"):
+        FlatParameters(model)
+    model[1].requires_grad_(False)
+    assert len(FlatParameters(model)) == 12
 
 
-def test_parameter_used_outside_its_layer_is_noticed():
-    class Leaky(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
 
-        def forward(self, x):
-            return self.layer(x) @ self.layer.weight
 
-    engine = engine_of(Leaky())
-    with pytest.raises(UserError, match=r"'layer\.weight' is used outside its layer"):
-        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 3), torch.randint(3, (4,)))
+class Leaky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(x) @ self.layer.weight
+
+
+WITHOUT_BOOKS = {
+    "a layer of unknown kind": lambda: nn.Sequential(nn.PReLU(), nn.Linear(3, 3)),
+    "a subclass that overrides forward": lambda: nn.Sequential(Doubled(3, 3)),
+    "a parameter used outside its layer": Leaky,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_BOOKS)
+def test_models_without_books_warn_and_give_right_gradients(name):
+    torch.manual_seed(0)
+    model, x, y = WITHOUT_BOOKS[name](), torch.randn(4, 3), torch.randint(3, (4,))
+    engine = engine_of(model)
+    parameters = list(model.parameters())
+    rows = [torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters) for i in range(4)]
+    want = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+    points = [Point(1.0, engine.flat.vector)]
+    with pytest.warns(UserWarning, match="this model keeps no books of its gradients") as caught:
+        tape, _ = engine.record(points, x, y), engine.record(points, x, y)
+    assert len(caught) == 1
+    torch.testing.assert_close(tape.norms()[0], want.norm(dim=1))
+    torch.testing.assert_close(tape.weighted_sum(torch.ones(1, 4)), want.sum(0))
 
 
 def test_evaluating_elsewhere_leaves_the_parameters_bit_for_bit():
@@ -280,15 +311,249 @@ def test_evaluating_elsewhere_leaves_the_parameters_bit_for_bit():
         assert parameter.data_ptr() == view.data_ptr()
 
 
-def test_sample_without_a_finite_gradient_adds_nothing():
-    model, inputs, labels = built("mlp", 6)
+# Sums over logical batches
+
+
+def whole_batches(per_layer=False, model="mlp"):
+    """An engine, its points and a batch of six; two points, so that the mixture is what is clipped."""
+    model, inputs, labels = built(model, 6)
     flat = FlatParameters(model)
-    engine = PerSampleGradients(model, flat, per_sample_loss)
-    points = [Point(1.0, flat.vector)]
-    good = torch.tensor([0, 1, 3, 5])
-    inputs[2], inputs[4] = torch.nan, torch.inf
-    for clip in CLIPS.values():
-        if clip.scope == "flat":
-            want = clipped_sum(tapes(engine, points, inputs[good], labels[good], 6), clip, 1.0)
-            got = clipped_sum(tapes(engine, points, inputs, labels, 6), clip, 1.0)
-            torch.testing.assert_close(got, want)
+    engine = PerSampleGradients(model, flat, per_sample_loss, per_layer=per_layer)
+    other = flat.vector + 0.02 * torch.randn_like(flat.vector)
+    return engine, [Point(1.4, other), Point(-0.4, flat.vector)], inputs, labels
+
+
+def micro_batches(inputs, labels, size):
+    return list(zip(inputs.split(size), labels.split(size), strict=True))
+
+
+def clip_of(name, threshold=0.5):
+    return lambda norms: CLIPS[name].factors(norms, threshold)
+
+
+@pytest.mark.parametrize("micro", [6, 4, 1])
+@pytest.mark.parametrize("name", CLIPS)
+def test_sum_of_a_batch_is_that_of_its_tapes(name, micro):
+    engine, points, x, y = whole_batches(per_layer=name.endswith("per_layer"))
+    recorded = tapes(engine, points, x, y, 6)
+    total, losses = engine.clipped_sum(points, iter(micro_batches(x, y, micro)), clip_of(name))
+    torch.testing.assert_close(total, clipped_sum(recorded, CLIPS[name], 0.5))
+    torch.testing.assert_close(losses, recorded[0].losses)
+
+
+# Numbers of broken samples: one, several, whole micro-batches of the size 2 and 3 and all.
+BROKEN = [[0], [5], [2, 4], [0, 1], [0, 1, 2], [3, 4, 5], [1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("broken", BROKEN, ids=str)
+@pytest.mark.parametrize("model", ["mlp", "cnn_small"])
+def test_sample_without_a_finite_gradient_adds_nothing(model, broken, value):
+    engine, points, x, y = whole_batches(model=model)
+    good = [i for i in range(6) if i not in broken]
+    clips = ["threshold", "none"]
+    want = {name: engine.clipped_sum(points, [(x[good], y[good])][: len(good)], clip_of(name)) for name in clips}
+    x[broken] = value
+    if len(broken) > 1:  # one pixel is enough
+        x[broken[0]] = 0.5
+        x[broken[0]].view(-1)[20] = value
+    for name, micro in (("none", 6), ("threshold", 6), ("threshold", 3), ("none", 2), ("threshold", 1)):
+        total, losses = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of(name))
+        assert len(losses) == 6
+        torch.testing.assert_close(total, want[name][0])
+        torch.testing.assert_close(losses[good], want[name][1])
+        assert good or torch.equal(total, torch.zeros_like(total))
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_norms_of_broken_samples_are_infinite_for_factors(per_layer):
+    engine, points, x, y = whole_batches(per_layer)
+    x[1], x[4] = torch.nan, torch.inf
+    seen = []
+
+    def factors(norms):
+        seen.append(norms.clone())
+        return torch.ones_like(norms)
+
+    total, _ = engine.clipped_sum(points, micro_batches(x, y, 6), factors)
+    broken = torch.tensor([False, True, False, False, True, False])
+    assert torch.equal(seen[0].isinf().any(0), broken)
+    assert not any(norms.isnan().any() for norms in seen)
+    assert all(norms.shape[0] == seen[0].shape[0] for norms in seen)
+    torch.testing.assert_close(
+        total, engine.record(points, x[~broken], y[~broken]).weighted_sum(torch.ones(len(seen[0]), 4))
+    )
+
+
+def test_no_factor_lets_a_broken_sample_in():
+    engine, points, x, y = whole_batches()
+    x[2] = torch.nan
+    good = torch.tensor([0, 1, 3, 4, 5])
+    want = engine.record(points, x[good], y[good]).weighted_sum(torch.ones(1, 5))
+    for odd in (0.0, 1.0, torch.inf, torch.nan):
+        total, _ = engine.clipped_sum(
+            points, [(x, y)], lambda norms, odd=odd: torch.where(norms.isinf(), odd, torch.ones_like(norms))
+        )
+        torch.testing.assert_close(total, want)
+
+
+def test_gradients_too_long_for_a_finite_norm_add_nothing():
+    engine, points, x, y = whole_batches()
+    x[3] = 1e25
+    good = torch.tensor([0, 1, 2, 4, 5])
+    want = engine.record(points, x[good], y[good]).weighted_sum(torch.ones(1, 5))
+    torch.testing.assert_close(engine.clipped_sum(points, [(x, y)], torch.ones_like)[0], want)
+
+
+def test_model_without_books_leaves_broken_samples_out_too():
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 3)), torch.randn(6, 3), torch.arange(6) % 3
+    engine = engine_of(model)
+    points = [Point(1.0, engine.flat.vector)]
+    x[0], x[4] = torch.nan, torch.inf
+    good = torch.tensor([1, 2, 3, 5])
+    with pytest.warns(UserWarning, match="keeps no books"):
+        want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+    for micro in (6, 2, 1):
+        total, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
+        torch.testing.assert_close(total, want)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_empty_batch_gives_zero_and_no_losses(per_layer):
+    engine, points, _, _ = whole_batches(per_layer)
+    for batch in ([], iter(())):
+        total, losses = engine.clipped_sum(points, batch, clip_of("threshold"))
+        assert torch.equal(total, torch.zeros_like(engine.flat.vector))
+        assert losses.shape == (0,)
+
+
+class Memory:
+    """Lets an engine run out of memory for more than so many samples, and counts what it computed.
+
+    Attributes:
+        sizes: of the micro-batches that were computed, in order.
+        refused: of those that were not.
+    """
+
+    def __init__(self, monkeypatch, most, error=torch.OutOfMemoryError, message="CUDA out of memory"):
+        self.sizes, self.refused = [], []
+        record = PerSampleGradients._record
+
+        def limited(engine, way, points, inputs, targets):
+            if len(targets) > most:
+                self.refused.append(len(targets))
+                raise error(message)
+            self.sizes.append(len(targets))
+            return record(engine, way, points, inputs, targets)
+
+        monkeypatch.setattr(PerSampleGradients, "_record", limited)
+
+
+OUT_OF_MEMORY = [
+    (torch.OutOfMemoryError, "CUDA out of memory"),
+    (RuntimeError, "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to"),
+    (MemoryError, ""),
+]
+
+
+@pytest.mark.parametrize(("error", "message"), OUT_OF_MEMORY, ids=["cuda", "cpu", "python"])
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5])
+def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypatch):
+    engine, points, x, y = whole_batches()
+    x, y = x.repeat(3, 1, 1, 1)[:13] * torch.linspace(0.5, 1.5, 13).view(-1, 1, 1, 1), y.repeat(3)[:13]
+    recorded = engine.record(points, x, y)  # the model is compared here
+    want = clipped_sum([recorded], CLIPS["threshold"], 0.5)
+    memory = Memory(monkeypatch, most, error, message)
+    for micro in (13, 7, 4, 3):
+        memory.sizes.clear()
+        total, losses = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
+        torch.testing.assert_close(total, want)
+        torch.testing.assert_close(losses, recorded.losses)  # in order, so none is lost or doubled
+        assert sum(memory.sizes) == 13
+    assert len(memory.refused) <= 4  # what doesn't fit is not tried again and again
+    assert all(earlier > later for earlier, later in zip(memory.refused, memory.refused[1:], strict=False))
+
+
+def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
+    engine, points, x, y = whole_batches()
+    good = torch.tensor([0, 2, 4, 5])
+    want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+    x[1], x[3] = torch.nan, torch.inf
+    memory = Memory(monkeypatch, 3)
+    total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    torch.testing.assert_close(total, want)
+    assert len(losses) == 6
+    assert memory.refused == [6]
+
+
+def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
+    engine, points, x, y = whole_batches()
+    good = torch.tensor([0, 2, 4, 5])
+    want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+    x[1], x[3] = torch.nan, torch.inf
+    record, sizes = PerSampleGradients._record, []
+
+    def second_fails(engine, way, points, inputs, targets):
+        sizes.append(len(targets))
+        if len(sizes) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(engine, way, points, inputs, targets)
+
+    monkeypatch.setattr(PerSampleGradients, "_record", second_fails)
+    total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    assert sizes[:3] == [6, 4, 3]
+    torch.testing.assert_close(total, want)
+    assert len(losses) == 6
+
+
+def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
+    engine, points, x, y = whole_batches()
+    want, of_all = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    for method in ("norms", "weighted_sum"):
+        with monkeypatch.context() as patch:
+            original = getattr(Tape, method)
+
+            def limited(tape, *factors, original=original):
+                if len(tape.losses) > 2:
+                    raise torch.OutOfMemoryError("CUDA out of memory")
+                return original(tape, *factors)
+
+            patch.setattr(Tape, method, limited)
+            engine._most = None
+            total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+        torch.testing.assert_close(total, want)
+        torch.testing.assert_close(losses, of_all)
+
+
+def test_one_sample_that_does_not_fit_is_an_error(monkeypatch):
+    engine, points, x, y = whole_batches()
+    engine.record(points, x, y)
+    vector = engine.flat.vector.clone()
+    Memory(monkeypatch, 0)
+    for size in (1, 6):
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.clipped_sum(points, micro_batches(x, y, size), clip_of("threshold"))
+    assert torch.equal(engine.flat.vector, vector)
+
+
+def test_other_errors_are_not_taken_for_lack_of_memory(monkeypatch):
+    engine, points, x, y = whole_batches()
+    engine.record(points, x, y)
+    memory = Memory(monkeypatch, 0, RuntimeError, "shapes cannot be multiplied")
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    assert memory.refused == [6]
+
+
+def test_what_fits_is_part_of_the_state(monkeypatch):
+    engine, points, x, y = whole_batches()
+    engine.record(points, x, y)
+    memory = Memory(monkeypatch, 3)
+    first, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    resumed, _, _, _ = whole_batches()
+    resumed.load_state_dict(engine.state_dict())
+    memory.refused.clear()
+    again, _ = resumed.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    assert memory.refused == []
+    assert torch.equal(first, again)

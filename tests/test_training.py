@@ -3,14 +3,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import assembled, composed
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Splits
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import noise_multiplier, open_ledger
-from dpbench.training.devices import choose_device, fitting_micro_batch
+from dpbench.training.devices import choose_device
 from dpbench.training.evaluation import evaluate
 from dpbench.training.loop import train
+from dpbench.training.micro_batch import measured_fit
 from dpbench.training.randomness import STREAMS, generator, global_stream
 from dpbench.training.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
 
@@ -174,18 +176,37 @@ def test_global_stream_leaves_torchs_generator_as_it_was():
     assert torch.equal(torch.randn(2), want)
 
 
-def test_micro_batch_shrinks_with_free_memory(monkeypatch):
-    config = config_of("dataset=cifar10")
-    ledger = open_ledger(config_of("dataset=cifar10", "eps=inf"), 0.0)
-    parts = assemble(config, torch.device("cpu"), 0.0, ledger)
-    flat, sample = parts.step.gradients.flat, torch.zeros(1, 3, 32, 32)
+def micro_batch_of(*overrides):
+    parts = assembled(composed(*overrides))
+    return parts.micro_batch
+
+
+def test_micro_batch_on_a_cpu_depends_on_its_memory_alone(monkeypatch):
     sizes = []
-    for free in (2**20, 2**28, 2**40):
-        monkeypatch.setattr("dpbench.training.devices.free_memory", lambda _, free=free: free)
-        sizes.append(fitting_micro_batch(parts.model, flat, sample))
-    assert sizes[0] == 1 < sizes[1] <= sizes[2]
-    # What the middle one holds: two copies of the per-sample gradients must fit into a quarter of 256 MiB.
-    assert sizes[1] * 2 * 4 * len(flat) < 2**26
+    for total in (2**20, 2**27, 2**40):
+        monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _, total=total: total)
+        sizes.append(micro_batch_of("dataset=cifar10", "model=cnn5"))
+    assert sizes[0] == 1 < sizes[1] < sizes[2] == 128
+
+
+def test_micro_batch_counts_views_and_iterates(monkeypatch):
+    monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _: 2**28)
+    one = micro_batch_of("dataset=cifar10", "model=cnn5")
+    two_points = micro_batch_of("dataset=cifar10", "model=cnn5", "algo=disk")
+    views = micro_batch_of("dataset=cifar10", "model=cnn5", "augmentation=crop_flip", "augmentation.copies=4")
+    assert two_points == pytest.approx(one / 2, abs=1)
+    assert views <= one / 4 + 1
+
+
+@pytest.mark.parametrize(("base", "each"), [(10**6, 5000), (0, 1), (10**9, 3 * 10**7)])
+def test_micro_batch_from_measured_peaks_stays_within_what_is_allowed(base, each):
+    allowed = 2 * 10**9
+    fitting = measured_fit(lambda count: base + each * count, allowed)
+    assert base + each * fitting <= allowed < base + each * (fitting + 1)
+
+
+def test_micro_batch_is_one_where_nothing_fits():
+    assert measured_fit(lambda count: 100 + count, 5) == 1
 
 
 def test_auto_device_is_a_gpu_where_there_is_one():

@@ -14,6 +14,7 @@ from dpbench.config.schema import RunConfig
 NOT_IDENTITY = frozenset(
     {
         "algo",
+        "channels_last",
         "data",
         "device",
         "force",

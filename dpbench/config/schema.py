@@ -11,13 +11,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dpbench import clip, filters, noise, optim, query, threshold
-from dpbench.data import ImageDataset
+from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError, require
-from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN
+from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN, WideResNet
 from dpbench.privacy import ACCOUNTANTS, Plan, Release
 from dpbench.training import schedules
 
 DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
+PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -109,7 +110,9 @@ class RunConfig:
         device: auto, cpu, cuda or cuda:<index>.
         batch_size: expected batch size B of Poisson sampling.
         epochs: passes over the data E; the run takes T = ceil(E N / B) steps.
-        micro_batch: samples whose gradients are held at once; null chooses what fits into memory.
+        micro_batch: samples whose gradients are computed at once; null chooses what fits into memory.
+        precision: float32, or bfloat16 to run the model under autocast; norms, sums and noise stay in float32.
+        channels_last: memory layout of images; a GPU may prefer it.
         results_dir: folder of the records.
         force: run again what is finished already.
         plan: only print what would be run.
@@ -122,6 +125,8 @@ class RunConfig:
     batch_size: int = MISSING
     epochs: float = MISSING
     micro_batch: int | None = None
+    precision: str = "float32"
+    channels_last: bool = False
     results_dir: str = MISSING
     force: bool = False
     plan: bool = False
@@ -134,6 +139,7 @@ class RunConfig:
     optim: optim.Optimizer = MISSING
     schedule: schedules.Schedule = MISSING
     dataset: ImageDataset = MISSING
+    augmentation: Augmentation = MISSING
     model: Model = MISSING
     privacy: Privacy = MISSING
     evaluation: EvaluationTimes = field(default_factory=EvaluationTimes)
@@ -156,6 +162,8 @@ class RunConfig:
         require(0 < self.epochs < math.inf, "epochs", self.epochs, "a number > 0")
         micro = self.micro_batch
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
+        require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        self._check_crop()
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
         if isinstance(self.clip, clip.NoClip) and self.eps < math.inf:
             raise UserError(
@@ -170,6 +178,15 @@ class RunConfig:
                 value=self.privacy.noise_multiplier,
             )
         self.model.check(self.dataset)
+
+    def _check_crop(self) -> None:
+        smaller = min(self.dataset.height, self.dataset.width)
+        require(
+            self.augmentation.crop < smaller,
+            "augmentation.crop",
+            self.augmentation.crop,
+            f"fewer pixels than the {smaller} of dataset={self.dataset.name}",
+        )
 
     def _delta(self) -> float:
         if isinstance(self.delta, str):
@@ -230,7 +247,8 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "sqrt_decay": schedules.SqrtDecay,
     },
     "dataset": {"images": ImageDataset},
-    "model": {"linear": Linear, "mlp": MLP, "cnn5": CNN5, "cnn_small": SmallCNN},
+    "augmentation": {"augmentation": Augmentation},
+    "model": {"linear": Linear, "mlp": MLP, "cnn5": CNN5, "cnn_small": SmallCNN, "wide_resnet": WideResNet},
     "privacy": {"privacy": Privacy},
     "tracker": {"wandb": TrackerSettings},
 }

@@ -1,6 +1,7 @@
 """Data sets: thin over torchvision and scikit-learn, resident on the device."""
 
+from dpbench.data.augmentation import Augmentation
 from dpbench.data.images import ImageDataset
 from dpbench.data.resident import Split, Splits
 
-__all__ = ["ImageDataset", "Split", "Splits"]
+__all__ = ["Augmentation", "ImageDataset", "Split", "Splits"]

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from dpbench.errors import UserError
+
 
 class FlatParameters:
     """Keeps all trainable parameters of a model in one contiguous vector, of which they are views.
@@ -24,6 +26,9 @@ class FlatParameters:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the model has no trainable parameters")
+        for name, parameter in named:
+            if parameter.dtype not in (torch.float32, torch.float64):
+                raise UserError(f"parameter {name!r} is {parameter.dtype}; train in float32 or float64")
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._sizes = [parameter.numel() for parameter in self.parameters]
@@ -51,6 +56,17 @@ class FlatParameters:
             yield
         finally:
             self._attach(self.vector)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Let autograd take the parameters for constants."""
+        for parameter in self.parameters:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self.parameters:
+                parameter.requires_grad_()
 
     def set_gradient(self, gradient: Tensor) -> None:
         """Make the parameters' ``.grad`` views of a vector of shape (d,), for torch optimizers."""

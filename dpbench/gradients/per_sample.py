@@ -2,193 +2,353 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpbench.errors import UserError
+from dpbench.gradients.choice import Chooser
 from dpbench.gradients.flat import FlatParameters
-from dpbench.gradients.rules import Rule, refuse_mixing, rule_for
+from dpbench.gradients.functional import Gradients, by_vmap, one_by_one
+from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
+from dpbench.gradients.loss import Loss, sample_losses
+from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
+from dpbench.gradients.summands import Held, Summand
+from dpbench.gradients.tape import Tape
+from dpbench.gradients.uses import Direct
+from dpbench.gradients.uses.base import full
+from dpbench.gradients.verify import (
+    deviation,
+    draws_at_random,
+    moved,
+    out_of_memory,
+    some,
+    undisturbed_copy,
+    without_fast_paths,
+)
 from dpbench.query import Point
+from dpbench.stage import State
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-class _Call(NamedTuple):
-    """One call of a layer: what the rule needs."""
-
-    layer: nn.Module
-    rule: Rule
-    input: Tensor
-    output: GradientEdge
+# A parameter that no known layer owns is used once per row of the model's input; where its first dimension is not the
+# one that is shared by the rows, so many dimensions may stand between the row and the parameter's own.
+LEADING = (1, 0, 2)
 
 
-class Tape:
-    """Per-sample gradients of one micro-batch, G_i = Σ_j w_j ∇f(θ_j; x_i), ready to be clipped and summed.
-
-    A sample whose gradient is not finite counts with norm inf and adds exactly nothing to any sum, whatever its
-    factor: one broken sample can neither stop training nor exceed its bound.
+class Books(NamedTuple):
+    """The way of book-keeping.
 
     Attributes:
-        losses: f(θ_J; x_i) at the last point J of the query, shape (B,), detached.
+        leading: dimensions between the row and those of a parameter that no known layer owns.
     """
 
-    def __init__(self, losses: Tensor, gradients: list[Tensor], groups: Sequence[int]) -> None:
-        self.losses = losses
-        self._gradients = gradients  # per parameter, each (B, *shape), in the order of the flat vector
-        self._groups = groups
-        self._norms = self._compute_norms()
+    leading: int
 
-    def _compute_norms(self) -> Tensor:
-        squares = self.losses.new_zeros(max(self._groups) + 1, len(self.losses))
-        for gradient, group in zip(self._gradients, self._groups, strict=True):
-            squares[group] += gradient.flatten(1).square().sum(1)
-        norms = squares.sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)
-        broken = norms.isinf().any(0)
-        if broken.any():
-            for gradient in self._gradients:
-                gradient[broken] = 0.0
-            norms[:, broken] = torch.inf
-        return norms
 
-    def norms(self) -> Tensor:
-        """Norms of each parameter group and sample, shape (G, B)."""
-        return self._norms
-
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Σ_i factor_i G_i as a flat vector.
-
-        Args:
-            factors: shape (G, B), a factor for each parameter group and sample.
-
-        Returns:
-            Shape (d,).
-        """
-        parts = [
-            factors[group] @ gradient.flatten(1) for gradient, group in zip(self._gradients, self._groups, strict=True)
-        ]
-        return torch.cat(parts)
+Way = Books | Gradients
 
 
 class PerSampleGradients:
-    """Computes tapes of a model by hooks on its layers.
+    """Computes tapes of a model.
 
-    One forward pass and one backward pass for output gradients only per iterate; per-sample parameter gradients
-    then come from each layer's input and output gradient (rules.py) and add up over iterates before any norm is
-    taken, so clipping sees the mixture, exactly. They are held for one micro-batch: B·d numbers.
+    One forward pass, and one backward pass that makes output gradients only, per iterate. Layers of known kinds
+    (layers.py) keep books; parameters outside such layers are repeated per sample. Before books are relied on they
+    are compared with autograd, sample by sample and in float64; a model whose books are wrong, or that has other
+    layers with parameters, takes `torch.func`, or one backward pass per sample, and says so.
 
     Attributes:
         flat: the parameters that are trained.
     """
 
-    def __init__(self, model: nn.Module, flat: FlatParameters, loss: Loss, *, per_layer: bool = False) -> None:
-        """Check that every trainable parameter belongs to a layer with a rule.
+    def __init__(
+        self,
+        model: nn.Module,
+        flat: FlatParameters,
+        loss: Loss,
+        *,
+        per_layer: bool = False,
+        views: int = 1,
+        autocast: torch.dtype | None = None,
+        strategies: frozenset[str] | None = None,
+    ) -> None:
+        """Find out which layers have parameters to train.
 
         Args:
             model: maps inputs (B, ...) to outputs whose dimension 0 is the sample.
             flat: its trainable parameters.
             loss: per-sample losses (B,) of outputs and targets.
             per_layer: one group of parameters per layer instead of one for all.
+            views: K; where it is more than 1, inputs are (B, K, ...) and a sample's loss is the mean over its views.
+            autocast: torch.bfloat16 to let autocast run the model in it; norms and sums are taken in float32.
+            strategies: kinds of strategies to choose among (uses/base.py); None for all.
 
         Raises:
-            UserError: a layer mixes samples or has no rule.
+            UserError: a layer mixes samples.
         """
         self.flat = flat
         self._model = model
         self._loss = loss
-        self._rules: dict[nn.Module, Rule] = {}
-        group_of: dict[int, int] = {}
-        for name, layer in model.named_modules():
-            refuse_mixing(name, layer)
-            own = [p for p in layer.parameters(recurse=False) if p.requires_grad]
-            if own:
-                self._rules[layer] = rule_for(name, layer)
-                group_of.update({id(p): len(self._rules) - 1 if per_layer else 0 for p in own})
-        self._groups = [group_of[id(parameter)] for parameter in flat.parameters]
-        self._checked = False
+        self._views = views
+        self._autocast = autocast
+        self._chooser = Chooser(strategies)
+        self._layers: list[tuple[nn.Module, Forward]] = []
+        self._direct: list[tuple[nn.Module, str, Tensor]] = []
+        self._groups: dict[Tensor, int] = {}
+        self._find_layers(per_layer)
+        self._way: Way | None = None
+        self._most: int | None = None
 
-    def record(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
-        """Per-sample gradients of one micro-batch.
+    def _find_layers(self, per_layer: bool) -> None:
+        """Layers that keep books, parameters outside of them, and the group of each parameter."""
+        trained = {id(parameter): parameter for parameter in self.flat.parameters}
+        claimed: set[nn.Module] = set()
+        for name, layer in self._model.named_modules():
+            refuse_mixing(name, layer)
+            if layer in claimed:
+                continue
+            forward = forward_of(layer)
+            whole = forward is not None
+            slots = [(slot, p) for slot, p in layer.named_parameters(recurse=whole) if id(p) in trained]
+            if not slots:
+                continue
+            group = len(set(self._groups.values())) if per_layer else 0
+            for _, parameter in slots:
+                self._groups.setdefault(parameter, group)
+            if forward is not None:
+                self._layers.append((layer, forward))
+                claimed.update(layer.modules())
+            else:
+                self._direct += [(layer, slot, parameter) for slot, parameter in slots]
+
+    def clipped_sum(
+        self, points: Sequence[Point], batch: Iterable[tuple[Tensor, Tensor]], factors: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Σ_i factor_i G_i over a logical batch.
+
+        A sample whose gradient is not finite adds nothing, whatever its factor: one broken sample can neither stop
+        training nor exceed its bound. Where memory runs out, a micro-batch is halved, and so are those that follow.
 
         Args:
             points: (weight, iterate) pairs; iterates have shape (d,).
-            inputs: (B, ...), B > 0.
-            targets: (B, ...).
-        """
-        total: dict[Tensor, Tensor] = {}
-        for weight, iterate in points:
-            losses, gradients = self._at(iterate, inputs, targets)
-            for parameter, gradient in gradients.items():
-                if parameter in total:
-                    total[parameter].add_(gradient, alpha=weight)
-                else:
-                    total[parameter] = gradient if weight == 1 else gradient.mul_(weight)
-        batch = len(inputs)
-        ordered = [total[p] if p in total else p.new_zeros(batch, *p.shape).detach() for p in self.flat.parameters]
-        return Tape(losses, ordered, self._groups)
-
-    def _at(self, iterate: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[Tensor, Tensor]]:
-        """Losses and per-sample gradients at one iterate."""
-        # Backward passes too read the parameters, so everything happens at the iterate.
-        with self.flat.at(iterate), torch.enable_grad():
-            calls: list[_Call] = []
-            handles = [layer.register_forward_hook(self._recorder(calls)) for layer in self._rules]
-            try:
-                losses = self._loss(self._model(inputs), targets)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            total = losses.sum()
-            output_gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-                total, [call.output for call in calls], allow_unused=True, retain_graph=not self._checked
-            )
-            with torch.no_grad():
-                gradients = _collect(calls, output_gradients)
-            if not self._checked:
-                self._checked = self._check(total, gradients)
-        return losses.detach(), gradients
-
-    def _check(self, loss: Tensor, gradients: dict[Tensor, Tensor]) -> bool:
-        """Compare the sum over samples with autograd's, once: a parameter used outside its layer would be missed.
+            batch: inputs and targets of micro-batches; none at all gives zero.
+            factors: maps norms of shape (G, B), inf for broken samples, to factors of that shape.
 
         Returns:
-            Whether it could be compared: all gradients are finite.
+            The sum, shape (d,), and the losses of all samples, which are not private.
         """
-        finite = True
-        expected: tuple[Tensor | None, ...] = torch.autograd.grad(loss, self.flat.parameters, allow_unused=True)
-        for name, parameter, want in zip(self.flat.names, self.flat.parameters, expected, strict=True):
-            if want is None:
-                continue
-            if not want.isfinite().all():
-                finite = False
-                continue
-            got = gradients[parameter].sum(0) if parameter in gradients else torch.zeros_like(want)
-            scale = gradients[parameter].abs().sum(0).max() if parameter in gradients else want.abs().max()
-            if (got - want).abs().max() > 1e-3 * scale:
-                raise UserError(
-                    f"parameter {name!r} is used outside its layer, so its per-sample gradients are incomplete"
-                )
-        return finite
+        total = torch.zeros_like(self.flat.vector)
+        losses = [total.new_empty(0)]
+        for inputs, targets in batch:
+            waiting = [(inputs, targets)]
+            while waiting:
+                x, y = waiting.pop(0)
+                if self._most is not None and len(y) > self._most:
+                    waiting = list(zip(x.split(self._most), y.split(self._most), strict=True)) + waiting
+                    continue
+                found = self._sum_if_it_fits(points, x, y, factors)
+                if found is None:
+                    self._most = len(y) // 2
+                    waiting.insert(0, (x, y))
+                else:
+                    total += found[0]
+                    losses.append(found[1])
+        return total, torch.cat(losses)
 
-    def _recorder(self, calls: list[_Call]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            calls.append(_Call(layer, self._rules[layer], inputs[0].detach(), get_gradient_edge(output)))
+    def _sum_if_it_fits(
+        self, points: Sequence[Point], inputs: Tensor, targets: Tensor, factors: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Sum and losses of a micro-batch of more than no samples; None if memory ran out and halving may help."""
+        try:
+            tape = self.record(points, inputs, targets)
+            total = tape.weighted_sum(factors(tape.norms()))
+            finite = tape.finite()
+            # The only synchronisation with a GPU, when all work of the micro-batch is under way.
+            if bool(finite.all()):
+                return total, tape.losses
+            losses = tape.losses
+            del tape
+            if not bool(finite.any()):
+                return torch.zeros_like(total), losses
+            rest = self._sum_if_it_fits(points, inputs[finite], targets[finite], factors)
+            return None if rest is None else (rest[0], losses)
+        except (RuntimeError, MemoryError) as error:
+            if len(targets) == 1 or not out_of_memory(error):
+                raise
+        return None
 
-        return record
+    def state_dict(self) -> State:
+        """What decides how gradients are rounded: strategies, and the micro-batches that fit."""
+        return {"strategies": self._chooser.state_dict(), "most": self._most}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on as the state was saved."""
+        self._chooser.load_state_dict(state["strategies"])
+        self._most = state["most"]
+
+    def record(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
+        """Per-sample gradients of one micro-batch; valid until the parameters change.
+
+        Args:
+            points: (weight, iterate) pairs; iterates have shape (d,).
+            inputs: (B, ...), B > 0, or (B, K, ...) with K > 1 views of each sample.
+            targets: (B, ...).
+        """
+        way = self._way
+        if way is None:
+            way, final = self._settle(inputs, targets)
+            self._way = way if final else None
+        return self._record(way, points, inputs, targets)
+
+    def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
+        summands: dict[Parameters, Summand] = {}
+        with _same_draws(inputs.device, len(points)) as again:
+            for weight, iterate in points:
+                again()
+                # Backward passes too read the parameters, so everything happens at the iterate.
+                with self.flat.at(iterate):
+                    if isinstance(way, Books):
+                        losses = self._keep_books(way, weight, len(points), inputs, targets, summands)
+                    else:
+                        losses, rows = way(inputs, targets)
+                        self._add_rows(rows.mul_(weight), summands)
+        return Tape(losses.detach(), self.flat, summands, self._groups)
+
+    def _keep_books(
+        self,
+        way: Books,
+        weight: float,
+        points: int,
+        inputs: Tensor,
+        targets: Tensor,
+        summands: dict[Parameters, Summand],
+    ) -> Tensor:
+        """Losses at the current parameters; what their gradients are made of goes to the summands."""
+        rows = len(targets) * self._views
+        recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands)
+        half = torch.autocast(inputs.device.type, self._autocast, enabled=self._autocast is not None)
+        with self.flat.frozen(), torch.enable_grad():
+            with self._watched(recording, way), without_fast_paths(), half:
+                losses = full(sample_losses(self._model, self._loss, inputs, targets, self._views))
+            if losses.requires_grad:
+                losses.backward(torch.full_like(losses, weight))
+        return losses
+
+    def _add_rows(self, rows: Tensor, summands: dict[Parameters, Summand]) -> None:
+        sizes = [parameter.numel() for parameter in self.flat.parameters]
+        for parameter, part in zip(self.flat.parameters, rows.split(sizes, 1), strict=True):
+            summand = summands.setdefault((parameter,), Held(HOLD))
+            summand.add(direct(part), Direct((tuple(parameter.shape),)))
+
+    @contextmanager
+    def _watched(self, recording: Recording, way: Books) -> Iterator[None]:
+        """Let layers keep books, and each row have its own copy of the parameters outside of them."""
+        own = [(layer, vars(layer).get("forward")) for layer, _ in self._layers]
+        for layer, forward in self._layers:
+            layer.forward = partial(forward, recording, layer)
+        for owner, slot, parameter in self._direct:
+            del owner._parameters[slot]
+            setattr(owner, slot, _repeated(recording, parameter, way.leading))
+        try:
+            yield
+        finally:
+            for layer, forward_before in own:
+                del layer.forward
+                if forward_before is not None:
+                    layer.forward = forward_before
+            for owner, slot, parameter in self._direct:
+                delattr(owner, slot)
+                owner._parameters[slot] = parameter  # type: ignore[assignment]
+
+    def _settle(self, inputs: Tensor, targets: Tensor) -> tuple[Way, bool]:
+        """The fastest way to gradients that agrees with autograd's, and whether that is final.
+
+        It is not while gradients are not finite: then the way is one that can't be wrong.
+        """
+        fallback = one_by_one(self._model, self.flat, self._loss, self._views)
+        found: tuple[Way, str] | None = (fallback, "it can't be copied, so its books can't be checked")
+        for dtype in (torch.float64, self.flat.vector.dtype):
+            copy = undisturbed_copy(self._model)
+            if copy is None:
+                break
+            try:
+                found = self._agreeing(copy.to(dtype), some(inputs), some(targets))
+                break
+            except RuntimeError as error:  # some models compute in float32 alone
+                if dtype == self.flat.vector.dtype or out_of_memory(error):
+                    raise
+        if found is None:
+            return fallback, False
+        way, complaint = found
+        if complaint:
+            warnings.warn(
+                "this model keeps no books of its gradients, which are made one by one: slower, and all of them are "
+                f"held in memory ({complaint})",
+                stacklevel=3,
+            )
+        return way, True
+
+    def _agreeing(self, copy: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Way, str] | None:
+        """A way that agrees on a copy of the model, and what spoke against the faster ones; None if undecided."""
+        twin = PerSampleGradients(copy, FlatParameters(copy), self._loss, views=self._views)
+        inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
+        if draws_at_random(lambda: sample_losses(copy, self._loss, inputs, targets, self._views)):
+            copy.eval()
+        points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
+        with without_fast_paths():
+            alone = one_by_one(copy, twin.flat, self._loss, self._views)
+            reference = torch.zeros(())
+            for weight, iterate in points:
+                with twin.flat.at(iterate):
+                    reference = reference + weight * alone(inputs, targets)[1]
+            if not reference.isfinite().all():
+                return None
+            complaint = ""
+            for leading in LEADING if self._direct else LEADING[:1]:
+                books = Books(leading)
+                problem = twin._problem(books, points, inputs, targets, reference)
+                if problem is None:
+                    return books, ""
+                complaint = complaint or problem
+            vmapped = by_vmap(copy, twin.flat, self._loss, self._views)
+            arguments = (self._model, self.flat, self._loss, self._views)
+            if twin._problem(vmapped, points, inputs, targets, reference) is None:
+                return by_vmap(*arguments), complaint
+            return one_by_one(*arguments), complaint
+
+    def _problem(
+        self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, reference: Tensor
+    ) -> str | None:
+        try:
+            tape = self._record(way, points, inputs, targets)
+            return deviation(self.flat, tape, reference)
+        except (RuntimeError, TypeError, ValueError, IndexError, UserError) as error:
+            if out_of_memory(error):
+                raise
+            return f"{type(error).__name__}: {error}"
 
 
-def _collect(calls: Sequence[_Call], output_gradients: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
-    """Per-sample parameter gradients of all calls; those of a layer called twice add up."""
-    gradients: dict[Tensor, Tensor] = {}
-    for call, output_gradient in zip(calls, output_gradients, strict=True):
-        if output_gradient is None:
-            continue
-        for parameter, gradient in call.rule(call.layer, call.input, output_gradient).items():
-            if parameter in gradients:
-                gradients[parameter] += gradient
-            else:
-                gradients[parameter] = gradient
-    return gradients
+def _repeated(recording: Recording, parameter: Tensor, leading: int) -> Tensor:
+    if parameter.dim() > 1 and parameter.shape[0] == 1:
+        return recording.expanded(parameter, recording.rows).squeeze(1)
+    return recording.expanded(parameter, recording.rows, leading)
+
+
+@contextmanager
+def _same_draws(device: torch.device, points: int) -> Iterator[Callable[[], None]]:
+    """A function that sets torch's global generators back to where they are now, for the same masks at all iterates."""
+    if points == 1:
+        yield lambda: None
+        return
+    state = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def again() -> None:
+        torch.set_rng_state(state)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+    yield again

@@ -3,5 +3,6 @@
 from dpbench.models.base import Model
 from dpbench.models.cnn import CNN5, SmallCNN
 from dpbench.models.dense import MLP, Linear
+from dpbench.models.wide_resnet import WideResNet
 
-__all__ = ["CNN5", "MLP", "Linear", "Model", "SmallCNN"]
+__all__ = ["CNN5", "MLP", "Linear", "Model", "SmallCNN", "WideResNet"]

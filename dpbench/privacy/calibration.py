@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 from scipy.optimize import brentq
 
+from dpbench import cache
 from dpbench.errors import UserError
 from dpbench.privacy.accountants import discretisation, epsilon, quick_bound
 from dpbench.privacy.plan import Plan
@@ -54,15 +51,15 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     if math.isinf(eps):
         return Calibration(0.0, math.inf, 0.0)
     key = _key(plan, eps, delta, accountant)
-    cached = _read(key)
-    if cached is not None:
-        return cached
+    known = cache.read("calibration", key)
+    if isinstance(known, list) and [type(x) for x in known] == [float, float]:
+        return Calibration(known[0], known[1], 0.0)
     start = time.perf_counter()
     guess = _solve(lambda z: quick_bound(plan.scaled(z), delta), eps, 1.0)
     multiplier = _solve(lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), eps, guess)
     spent = epsilon(plan.scaled(multiplier), delta, accountant, eps_scale=eps)
     result = Calibration(multiplier, spent, time.perf_counter() - start)
-    _write(key, result)
+    cache.write("calibration", key, [multiplier, spent])
     return result
 
 
@@ -96,32 +93,5 @@ def _solve(spent: Callable[[float], float], target: float, guess: float) -> floa
     return math.exp(root)
 
 
-def cache_folder() -> Path:
-    """Where results are cached: DPBENCH_CACHE, or dpbench in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpbench"
-    return Path(os.environ.get("DPBENCH_CACHE", default)) / "calibration"
-
-
-def _key(plan: Plan, eps: float, delta: float, accountant: str) -> str:
-    what = [plan.runs, eps, delta, accountant, discretisation(eps), TOLERANCE, version("dp-accounting")]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:24]
-
-
-def _read(key: str) -> Calibration | None:
-    try:
-        found = json.loads((cache_folder() / f"{key}.json").read_text())
-        return Calibration(float(found["noise_multiplier"]), float(found["eps"]), 0.0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(key: str, result: Calibration) -> None:
-    """Best effort: a cache that can't be written costs time, nothing else."""
-    try:
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"{key}.{os.getpid()}.part"
-        part.write_text(json.dumps({"noise_multiplier": result.noise_multiplier, "eps": result.eps}))
-        part.replace(folder / f"{key}.json")
-    except OSError:
-        pass
+def _key(plan: Plan, eps: float, delta: float, accountant: str) -> list[object]:
+    return [plan.runs, eps, delta, accountant, discretisation(eps), TOLERANCE, version("dp-accounting")]

@@ -13,7 +13,7 @@ from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.step import PrivateStep
-from dpbench.training.devices import fitting_micro_batch
+from dpbench.training.micro_batch import fitting_micro_batch
 from dpbench.training.randomness import generator, global_stream
 
 
@@ -47,8 +47,14 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         model = config.model.build(config.dataset)
     model.to(device).train()
     flat = FlatParameters(model)
-    gradients = PerSampleGradients(model, flat, per_sample_loss, per_layer=config.clip.scope == "per_layer")
-    sample = torch.zeros(1, config.dataset.channels, config.dataset.height, config.dataset.width, device=device)
+    gradients = PerSampleGradients(
+        model,
+        flat,
+        per_sample_loss,
+        per_layer=config.clip.scope == "per_layer",
+        views=config.augmentation.copies,
+        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+    )
     step = PrivateStep(
         gradients,
         # Copies: a stage remembers, and a configuration may be assembled more than once.
@@ -64,4 +70,4 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         ledger=ledger,
         noise_generator=generator(config.seed, "noise", device, config_hash(config)),
     )
-    return Assembly(model, step, config.micro_batch or fitting_micro_batch(model, flat, sample))
+    return Assembly(model, step, config.micro_batch or fitting_micro_batch(config, model, gradients))

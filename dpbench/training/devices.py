@@ -1,21 +1,16 @@
-"""Which device a run uses, and how many samples fit on it at once."""
+"""Which device a run uses, and how."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import torch
-from torch import Tensor, nn
 
 from dpbench.errors import UserError
-from dpbench.gradients import FlatParameters
 
-# Largest share of the free memory that one micro-batch may take.
-MEMORY_SHARE = 0.25
 # Where the system does not tell.
-ASSUMED_FREE = 2**31
-# More samples at once gain nothing on a CPU, whose caches are small.
-LARGEST_ON_CPU = 64
+ASSUMED_MEMORY = 2**32
 
 
 def choose_device(name: str) -> torch.device:
@@ -40,34 +35,37 @@ def describe(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def free_memory(device: torch.device) -> int:
-    """Free bytes on a device."""
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory that a device has."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return ASSUMED_FREE
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return ASSUMED_MEMORY
 
 
-def fitting_micro_batch(model: nn.Module, flat: FlatParameters, sample: Tensor) -> int:
-    """How many samples' gradients and activations fit into the share of memory that a micro-batch may take.
+def prepare_device(device: torch.device) -> None:
+    """Settings of the process under which training is exact and fast.
 
-    Args:
-        model: the model, on its device.
-        flat: its trainable parameters; their per-sample gradients are held twice at the most.
-        sample: one input, shape (1, ...).
+    Float32 products are not rounded to TensorFloat-32, in which the norms that bound a sample would be off by up to
+    1e-3; convolutions are deterministic; and on a CPU, memory that was freed is reused instead of given back, because
+    fresh pages cost more than the arithmetic on them.
     """
-    outputs = 0
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    if device.type == "cpu":
+        keep_freed_memory()
 
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal outputs
-        outputs += output.numel()
 
-    handles = [layer.register_forward_hook(count) for layer in model.modules() if not list(layer.children())]
-    with torch.no_grad():
-        model(sample)
-    for handle in handles:
-        handle.remove()
-    numbers = 2 * len(flat) + 4 * (outputs + sample.numel())
-    fitting = int(MEMORY_SHARE * free_memory(flat.vector.device) / (4 * numbers))
-    return max(1, fitting if flat.vector.is_cuda else min(fitting, LARGEST_ON_CPU))
+def keep_freed_memory() -> bool:
+    """Let the C library (glibc) keep freed memory for this process; whether it does.
+
+    The options are those of mallopt(3): M_MMAP_MAX (-4), so that large blocks come from the heap, and
+    M_TRIM_THRESHOLD (-1), so that the heap does not shrink.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1))

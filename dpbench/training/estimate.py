@@ -11,7 +11,8 @@ from dpbench.config.schema import RunConfig
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger, Plan, Release
 from dpbench.training.assemble import assemble
-from dpbench.training.devices import choose_device
+from dpbench.training.devices import choose_device, prepare_device
+from dpbench.training.micro_batch import blank
 
 TIMED_STEPS = 3
 # Enough samples to keep the device busy; larger batches scale from here.
@@ -21,12 +22,12 @@ MOST_SAMPLES = 256
 def seconds_of_training(config: RunConfig) -> float:
     """Estimated seconds of all steps on this device, evaluations left out."""
     device = choose_device(config.device)
+    prepare_device(device)
     size = min(config.batch_size, MOST_SAMPLES)
     release = Release(config.sampling_rate, 1.0)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant=config.privacy.accountant)
     parts = assemble(replace(config, noise=ConstantNoise()), device, 1.0, ledger)
-    shape = (size, config.dataset.channels, config.dataset.height, config.dataset.width)
-    images = torch.zeros(shape, device=device)
+    images = blank(config, size, device)
     labels = torch.zeros(size, dtype=torch.int64, device=device)
 
     def step() -> float:

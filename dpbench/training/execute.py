@@ -19,7 +19,7 @@ from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import in_words, noise_multiplier, open_ledger
-from dpbench.training.devices import choose_device, describe
+from dpbench.training.devices import choose_device, describe, prepare_device
 from dpbench.training.display import Display
 from dpbench.training.loop import DivergedError, Metrics, train
 
@@ -65,13 +65,14 @@ class _Execution:
         """Everything that training needs; bad input leaves here, before anything is recorded."""
         config = self.config
         device = choose_device(config.device)
+        prepare_device(device)
         found = noise_multiplier(config)
         ledger = open_ledger(config, found.noise_multiplier)
         parts = assemble(config, device, found.noise_multiplier, ledger)
         loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
         splits = Splits(loaded.train.to(device), loaded.test.to(device))
         self.console.print(f"  {in_words(config, found)}; {describe(device)}")
-        return parts, splits, ledger, provenance(device)
+        return parts, splits, ledger, {**provenance(device), "micro_batch": parts.micro_batch}
 
     def train(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
         """Train, and record how it ended, whatever happens."""

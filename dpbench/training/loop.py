@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import Splits
@@ -73,7 +74,10 @@ def train(
         DivergedError: at an evaluation; the metrics have been handed over.
     """
     device = splits.train.labels.device
-    draws = generator(config.seed, "sampling", device, config_hash(config))
+    run = config_hash(config)
+    draws = generator(config.seed, "sampling", device, run)
+    augmenting = generator(config.seed, "augmentation", device, run)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
     sampler = PoissonSampler(len(splits.train), config.sampling_rate, draws)
     optimizer = parts.step.optimizer
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -84,7 +88,10 @@ def train(
             lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            losses = parts.step(splits.train.batches(sampler.draw(), parts.micro_batch))
+            losses = parts.step(
+                (_in_layout(config.augmentation.views(images, augmenting), layout), labels)
+                for images, labels in splits.train.batches(sampler.draw(), parts.micro_batch)
+            )
             loss_sum += losses.sum().double()
             seen += len(losses)
             on_step(step)
@@ -105,3 +112,11 @@ def train(
                 on_evaluation(metrics)
                 if not math.isfinite(test.loss):
                     raise DivergedError(f"the test loss is {test.loss} after {step} steps")
+
+
+def _in_layout(images: Tensor, layout: torch.memory_format) -> Tensor:
+    """Images (B, C, H, W), or views of them (B, K, C, H, W), in a memory layout."""
+    if images.dim() == 4:
+        return images.contiguous(memory_format=layout)
+    rows = images.flatten(0, 1).contiguous(memory_format=layout)
+    return rows.view(*images.shape[:2], *rows.shape[1:])

@@ -1,0 +1,102 @@
+"""Processes of their own for measurements, so that none disturbs another."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import re
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+# Imported once; processes are forked from there, before any thread is started.
+_SLOW_IMPORTS = [
+    "benchmarks.timing",
+    "benchmarks.memory",
+    "transformers.models.roberta.modeling_roberta",
+    "transformers.models.vit.modeling_vit",
+]
+_LONGEST_REASON = 160
+
+# Of glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+ALLOCATORS = ("default", "tuned")
+
+
+class MeasurementError(RuntimeError):
+    """A measurement failed as a whole; the text is the short reason."""
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line: its type and the first line of its text, without the folders of paths."""
+    text = str(error).strip()
+    first = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", text.splitlines()[0] if text else "")
+    return f"{type(error).__name__}: {first}"[:_LONGEST_REASON]
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL("libc.so.6")
+
+
+def tune_allocator() -> None:
+    """Let glibc keep freed memory: large temporaries then cost no page faults.
+
+    Raises:
+        MeasurementError: the system has no glibc.
+    """
+    try:
+        libc = _libc()
+        accepted = libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    except (OSError, AttributeError):
+        accepted = False
+    if not accepted:
+        raise MeasurementError("--allocator tuned needs glibc")
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, where the allocator can."""
+    try:
+        _libc().malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def _serve(
+    connection: Connection, environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(environment)
+    try:
+        connection.send((True, function(*arguments)))
+    except Exception as error:
+        connection.send((False, reason(error)))
+
+
+def in_own_process(
+    function: Callable[..., Any], *arguments: Any, timeout: float, environment: dict[str, str] | None = None
+) -> Any:
+    """What the function returns, called in a process of its own with additions to its environment.
+
+    Raises:
+        MeasurementError: it raised, its process died, or it took longer than `timeout` seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_SLOW_IMPORTS)
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(sending, environment or {}, function, arguments))
+    process.start()
+    sending.close()
+    try:
+        if not receiving.poll(timeout):
+            raise MeasurementError(f"stopped after {timeout:.0f} s")
+        succeeded, result = receiving.recv()
+    except EOFError:
+        process.join()
+        raise MeasurementError(f"its process ended with code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+    if not succeeded:
+        raise MeasurementError(result)
+    return result

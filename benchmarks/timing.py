@@ -1,0 +1,244 @@
+"""How long engines and steps take on one model."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.engines import DPBENCH, ENGINES, NON_PRIVATE, build_engine
+from benchmarks.mixtures import ONE_POINT, Reference, flattened
+from benchmarks.models import Case, build_case
+from benchmarks.process import reason, tune_allocator
+from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS, WARMUPS, build_step
+
+# Rounds that are begun even when the time is up.
+FEWEST_ROUNDS = 2
+# Slower than this many times its base, a contender takes part in fewer rounds, and in none when the time is up.
+SLOW = 3.0
+ROUNDS_IF_SLOW = 3
+# Relative error of the clipped sum above which an engine counts as failed.
+LARGEST_ERROR = 1e-2
+
+# What has two points, and the same with one.
+DPSGD_OF = {name: DPBENCH for name, engine in ENGINES.items() if engine.mixture not in (None, ONE_POINT)} | {
+    name: DPSGD_STEP for name in STEPS if name not in (NON_PRIVATE_STEP, DPSGD_STEP)
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is timed.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        threads: of torch.
+        rounds: most rounds.
+        seconds: of a model's rounds; no new one is begun after that, beyond the fewest.
+        allocator: one of `process.ALLOCATORS`.
+        small: the small version of each model.
+        steps: time whole steps too.
+    """
+
+    device: str = "cpu"
+    threads: int = 1
+    rounds: int = 20
+    seconds: float = 20.0
+    allocator: str = "default"
+    small: bool = False
+    steps: bool = True
+
+
+class Contenders:
+    """Callables that are timed against each other, and why those failed that did.
+
+    Attributes:
+        runs: by name, what is timed.
+        failures: by name, the short reason; nothing that fails stops the rest.
+        seconds: by name, the time in each round; None in a round that it sat out.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.runs: dict[str, Callable[[], object]] = {}
+        self.failures: dict[str, str] = {}
+        self.seconds: dict[str, list[float | None]] = {}
+
+    def add(self, name: str, make: Callable[[], Callable[[], object]], *, warmups: int) -> None:
+        """Make a contender and warm it up."""
+        try:
+            run = make()
+            for _ in range(warmups):
+                run()
+        except Exception as error:
+            self.failures[name] = reason(error)
+        else:
+            self.runs[name] = run
+
+    def race(self, bases: dict[str, str], *, rounds: int, seconds: float) -> None:
+        """Time all in rounds, each round in another order.
+
+        Args:
+            bases: by name, the contender that its time is divided by.
+            rounds: most rounds.
+            seconds: no new round is begun after that, beyond the fewest.
+        """
+        self.seconds = {name: [] for name in self.runs}
+        # What exists now lives on: it need not be looked through before each call.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        began = time.perf_counter()
+        for number in range(rounds):
+            late = time.perf_counter() - began > seconds
+            if late and number >= FEWEST_ROUNDS:
+                break
+            names = list(self.runs)
+            first = number % max(len(names), 1)
+            slow_too = number < ROUNDS_IF_SLOW and not late
+            taking_part = {name for name in names if slow_too or not self._slow(name, bases[name])}
+            for name in names[first:] + names[:first]:
+                self.seconds[name].append(self._time(name) if name in taking_part else None)
+            self._drop_failed()
+        gc.enable()
+        gc.unfreeze()
+
+    def ratio(self, name: str, base: str) -> float | None:
+        """Median over rounds of the time of one over that of another in the same round; None if they share none."""
+        if name not in self.seconds or base not in self.seconds:
+            return None
+        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
+        ratios = [mine / its for mine, its in pairs if mine is not None and its is not None]
+        return median(ratios) if ratios else None
+
+    def result(self, name: str, base: str) -> dict[str, Any]:
+        """What is reported of one: its times and ratios, or why it failed."""
+        if name in self.failures:
+            return {"failed": self.failures[name]}
+        seconds = self.seconds[name]
+        result: dict[str, Any] = {
+            "median_seconds": median(value for value in seconds if value is not None),
+            "ratio": self.ratio(name, base),
+            "seconds": seconds,
+        }
+        if name in DPSGD_OF:
+            result["ratio_to_dpsgd"] = self.ratio(name, DPSGD_OF[name])
+        return result
+
+    def _slow(self, name: str, base: str) -> bool:
+        ratio = self.ratio(name, base)
+        return ratio is not None and ratio > SLOW
+
+    def _time(self, name: str) -> float | None:
+        gc.collect()
+        self._synchronise()
+        began = time.perf_counter()
+        try:
+            self.runs[name]()
+            self._synchronise()
+        except Exception as error:
+            self.failures[name] = reason(error)
+            return None
+        return time.perf_counter() - began
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _drop_failed(self) -> None:
+        for name in self.failures.keys() & self.runs.keys():
+            del self.runs[name], self.seconds[name]
+
+
+def time_model(name: str, engines: Iterable[str], settings: Settings) -> dict[str, Any]:
+    """Times of one model, all engines and steps in turn; call it in a process of its own.
+
+    Returns:
+        `batch`, `parameters`, `threshold`, and `engines` and `steps`: by name, either `failed` with the reason, or
+        `seconds` per round, their median, the `ratio` to the non-private one and, for what has two points, to the
+        one of DP-SGD. Engines have the relative `error` of their sum, against one backward pass per sample, and
+        their deviation `from_dpbench` where dpbench computes the same sum.
+    """
+    warnings.simplefilter("ignore")
+    if settings.allocator == "tuned":
+        tune_allocator()
+    torch.set_num_threads(settings.threads)
+    # Full float32 everywhere, so that sums can be compared.
+    torch.backends.cudnn.allow_tf32 = False
+    case = build_case(name, torch.device(settings.device), small=settings.small)
+    return time_case(case, engines, settings)
+
+
+def time_case(case: Case, engines: Iterable[str], settings: Settings) -> dict[str, Any]:
+    """`time_model` of a case that is built, in this process."""
+    # The base of all ratios always takes part, and dpbench comes first, for others are compared with it.
+    names = sorted({NON_PRIVATE, *engines}, key=list(ENGINES).index)
+    steps = list(STEPS) if settings.steps else []
+    comparison = Comparison(case)
+    threshold = comparison.reference.threshold
+    contenders = Contenders(case.device)
+    for name in names:
+        contenders.add(name, partial(comparison.checked, name), warmups=0)
+    for name in steps:
+        contenders.add(name, partial(_step, name, case, threshold), warmups=WARMUPS)
+    bases = dict.fromkeys(names, NON_PRIVATE) | dict.fromkeys(steps, NON_PRIVATE_STEP)
+    contenders.race(bases, rounds=settings.rounds, seconds=settings.seconds)
+    return {
+        "batch": case.batch,
+        "parameters": comparison.reference.plain.numel(),
+        "threshold": threshold,
+        "engines": {name: contenders.result(name, bases[name]) | comparison.found.get(name, {}) for name in names},
+        "steps": {name: contenders.result(name, bases[name]) for name in steps},
+    }
+
+
+class Comparison:
+    """Checks the sums of a case's engines.
+
+    Attributes:
+        reference: what the sums should be.
+        found: by engine, its `error` and deviation `from_dpbench`.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self.reference = Reference(case)
+        self.found: dict[str, dict[str, float]] = {}
+        self._by_dpbench: Tensor | None = None
+
+    def checked(self, name: str) -> Callable[[], object]:
+        """The engine ready to run, if its first sum is right.
+
+        Raises:
+            ArithmeticError: it is not.
+        """
+        case, mixture = self._case, ENGINES[name].mixture
+        compute = build_engine(name, case.model, self.reference.threshold)
+        result = flattened(compute(case.inputs, case.targets))
+        error = _deviation(result, self.reference.plain if mixture is None else self.reference.clipped[mixture])
+        self.found[name] = {"error": error}
+        if name == DPBENCH:
+            self._by_dpbench = result
+        elif mixture == ONE_POINT and self._by_dpbench is not None:
+            self.found[name]["from_dpbench"] = _deviation(result, self._by_dpbench)
+        # Written so that NaN fails too.
+        if not error <= LARGEST_ERROR:
+            raise ArithmeticError(f"relative error {error:.1e} of the sum")
+        return lambda: compute(case.inputs, case.targets)
+
+
+def _deviation(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).norm() / expected.norm())
+
+
+def _step(name: str, case: Case, threshold: float) -> Callable[[], object]:
+    step = build_step(name, case.model, threshold)
+    return lambda: step(case.inputs, case.targets)

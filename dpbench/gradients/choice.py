@@ -1,0 +1,145 @@
+"""Which strategy a use takes: the fastest one that the memory rule allows, timed once per shape and remembered."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import astuple
+
+import torch
+
+from dpbench import cache
+from dpbench.gradients.summands import Factored, Held, Summand
+from dpbench.gradients.uses import Strategy, Term, Use
+from dpbench.stage import State
+
+# Per-sample gradients are held where they take at most so much more memory than what they are made of.
+HOLD_FACTOR = 2.5
+# Below these multiplications for a batch every strategy is fast, and counting them decides.
+WORTH_TIMING = 2e6
+# So few samples tell little.
+FEW = 8
+# Samples that a timing uses, and how often it is repeated.
+TIMED_SAMPLES = 32
+TIMED_ROUNDS = 6
+# Strategies with so many times the multiplications of the cheapest are not timed, and those that take so much longer
+# than the fastest not again.
+HOPELESS_COST, HOPELESS = 3.0, 1.7
+
+
+class Chooser:
+    """Chooses strategies and remembers them, so that equal shapes take equal paths for good.
+
+    What was timed on this kind of device is cached on disk; `choices` travels in checkpoints, so a resumed run
+    computes as the run did that was never stopped.
+
+    Attributes:
+        choices: strategy by description of use and shapes.
+        only: kinds of strategies to choose among; None for all.
+    """
+
+    def __init__(self, only: frozenset[str] | None = None) -> None:
+        self.only = only
+        self.choices: dict[str, Strategy] = {}
+
+    def state_dict(self) -> State:
+        """The choices, as plain values."""
+        return {key: list(astuple(strategy)) for key, strategy in self.choices.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take the choices of a state that `state_dict` returned."""
+        self.choices = {key: Strategy(*values) for key, values in state.items()}
+
+    def summand(self, use: Use, term: Term, points: int) -> Summand:
+        """An empty summand for terms like this one, with the strategy of its choice.
+
+        Args:
+            use: of the terms.
+            term: the first of them.
+            points: how many there will be.
+        """
+        strategy = self.choose(use, term, points)
+        return Held(strategy) if strategy.kind == "hold" else Factored(use, strategy)
+
+    def choose(self, use: Use, term: Term, points: int) -> Strategy:
+        """The strategy for terms like this one."""
+        key = _key(use, term, points)
+        if key in self.choices:
+            return self.choices[key]
+        candidates = self._candidates(use, term, points)
+        cheapest = min(candidates, key=lambda s: candidates[s])
+        if len(term.b) < FEW:  # nothing that more samples should have to follow
+            return cheapest
+        if candidates[cheapest] * len(term.b) < WORTH_TIMING:
+            self.choices[key] = cheapest
+        else:
+            hopeful = [s for s, cost in candidates.items() if cost <= HOPELESS_COST * candidates[cheapest]]
+            self.choices[key] = self._fastest(key, use, term, points, hopeful)
+        return self.choices[key]
+
+    def _candidates(self, use: Use, term: Term, points: int) -> dict[Strategy, float]:
+        """Strategies that the memory rule allows, with their multiplications."""
+        cost = use.strategies(term, points)
+        if self.only is not None:
+            cost = {s: c for s, c in cost.items() if s.kind in self.only} or cost
+        allowance = HOLD_FACTOR * points * (term.a[0].numel() + term.b[0].numel())
+        small = use.size <= allowance
+        return {s: c for s, c in cost.items() if small or s.kind != "hold"} or cost
+
+    def _fastest(self, key: str, use: Use, term: Term, points: int, candidates: list[Strategy]) -> Strategy:
+        where = [_device_name(term.b.device), torch.__version__, key, [astuple(strategy) for strategy in candidates]]
+        known = cache.read("strategies", where)
+        if isinstance(known, list) and len(known) == 3 and Strategy(*known) in candidates:
+            return Strategy(*known)
+        timed = self._time(use, term, points, candidates)
+        cache.write("strategies", where, astuple(timed))
+        return timed
+
+    def _time(self, use: Use, term: Term, points: int, candidates: list[Strategy]) -> Strategy:
+        some = term.samples(slice(0, TIMED_SAMPLES))
+        factors = torch.ones(len(some.b), device=some.b.device, dtype=torch.float32).to(_sum_dtype(some))
+        onto = [factors.new_zeros(shape) for shape in use.shapes]
+        best: dict[Strategy, float] = {}
+
+        def seconds(strategy: Strategy) -> float:
+            _synchronise(some.b.device)
+            start = time.perf_counter()
+            summand = Held(strategy) if strategy.kind == "hold" else Factored(use, strategy)
+            for _ in range(points):
+                summand.add(some, use)
+            summand.squares()
+            summand.add_weighted_sum(factors, onto)
+            _synchronise(some.b.device)
+            return time.perf_counter() - start
+
+        for strategy in candidates:
+            seconds(strategy)  # libraries set themselves up
+            best[strategy] = seconds(strategy)
+        for _ in range(TIMED_ROUNDS - 1):
+            for strategy in candidates:
+                if best[strategy] <= HOPELESS * min(best.values()):
+                    best[strategy] = min(best[strategy], seconds(strategy))
+        return min(best, key=lambda s: best[s])
+
+
+def _sum_dtype(term: Term) -> torch.dtype:
+    return torch.float64 if term.b.dtype == torch.float64 else torch.float32
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _key(use: Use, term: Term, points: int) -> str:
+    """Everything that the time per sample depends on, as text."""
+    settings = [type(use).__name__, *map(repr, astuple(use))]
+    shapes = [repr(tuple(term.a.shape[1:])), repr(tuple(term.b.shape[1:])), str(term.b.dtype).removeprefix("torch.")]
+    return " ".join([*settings, *shapes, f"points={points}"]).replace("'", "")
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {capability} {torch.get_num_threads()}"

@@ -1,0 +1,187 @@
+"""One pass of a model: what its layers read, and the gradients of what they gave.
+
+Parameters are constants to autograd, so the backward pass makes output gradients only, never weight gradients. Each
+arrives at the part of the tape that it belongs to as soon as it is there, and is let go where it isn't needed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
+
+from dpbench.errors import UserError
+from dpbench.gradients.choice import Chooser
+from dpbench.gradients.summands import Held, Summand, Tied
+from dpbench.gradients.uses import Direct, Lookup, Outer, Strategy, Term, Use, can_tie
+
+HOLD = Strategy("hold", "grouped")
+
+Parameters = tuple[Tensor, ...]
+
+
+class Part(NamedTuple):
+    """What a call of a layer adds to the per-sample gradients of some of its parameters.
+
+    Attributes:
+        parameters: one for each shape of the use.
+        use: how they enter the call.
+        term: makes the term from the gradient of the call's output.
+    """
+
+    parameters: Parameters
+    use: Use
+    term: Callable[[Tensor], Term]
+
+
+class Recording:
+    """Watches the calls of one pass at one iterate, and adds what they give to summands.
+
+    Attributes:
+        samples: B.
+        rows: rows of the model's input, a multiple of B, a sample's rows one after the other.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        rows: int,
+        points: int,
+        trained: Iterable[Tensor],
+        chooser: Chooser,
+        summands: dict[Parameters, Summand],
+    ) -> None:
+        self.samples = samples
+        self.rows = rows
+        self._points = points
+        self._trained = {id(parameter) for parameter in trained}
+        self._chooser = chooser
+        self._summands = summands
+        self._calls: dict[Parameters, list[Use]] = {}
+        self._anchor: Tensor | None = None
+
+    def watch(self, output: Tensor, read: Tensor, parts: Iterable[Part]) -> Tensor:
+        """Let the parts have the gradient of a call's output once it is there.
+
+        Args:
+            output: what the call gave.
+            read: what the parts' terms need of the call's input; must not be changed in place.
+            parts: those whose parameters are not trained are left out.
+
+        Returns:
+            The output, for the layer to return.
+        """
+        waiting = [part for part in parts if self._trains(part)]
+        if not waiting:
+            return output
+        for part in waiting:
+            self._calls.setdefault(part.parameters, []).append(part.use)
+        if not output.requires_grad:
+            output = self._rooted(output)
+        version = read._version
+
+        def receive(gradient: Tensor) -> None:
+            nonlocal waiting
+            if read._version != version:
+                raise UserError("the model changes the input of a layer in place, which its gradient needs")
+            gradient, ready, waiting = gradient.detach(), waiting, []
+            for part in ready:
+                self._add(part, gradient)
+
+        output.register_hook(receive)
+        return output
+
+    def expanded(self, parameter: Tensor, rows: int, leading: int = 0) -> Tensor:
+        """A parameter repeated for each row, with `leading` more dimensions of 1 before its own.
+
+        The gradient of the copies is the parameter's, per row.
+
+        Returns:
+            Shape (rows, 1, ..., *parameter).
+        """
+        shape = (rows, *[1] * leading, *parameter.shape)
+        copies = parameter.detach().expand(shape).contiguous()
+        part = Part((parameter,), Direct((tuple(parameter.shape),)), lambda b: self.per_row(parameter, b))
+        if self._trains(part):
+            self._calls.setdefault(part.parameters, []).append(part.use)
+            copies.requires_grad_().register_hook(lambda b: self._add(part, b.detach()))
+        return copies
+
+    def per_row(self, parameter: Tensor, gradients: Tensor) -> Term:
+        """The term of a parameter whose gradients per row are given, shape (n, ..., *parameter)."""
+        gradients = gradients.reshape(self.samples, -1, *parameter.shape)
+        # A copy, because terms are added up in place and autograd may need its own.
+        return direct(gradients[:, 0].clone() if gradients.shape[1] == 1 else gradients.sum(1))
+
+    def per_sample(self, t: Tensor) -> Tensor:
+        """Shape (n, ...) as (B, n/B, ...): the rows of each sample.
+
+        Raises:
+            UserError: dimension 0 does not go through the samples.
+        """
+        if len(t) % self.samples:
+            raise UserError(f"a layer reads {len(t)} rows of {self.samples} samples, so it mixes them")
+        return t.reshape(self.samples, -1, *t.shape[1:])
+
+    def tokens(self, t: Tensor) -> Tensor:
+        """Shape (n, ..., d) as (B, T, d): all vectors of each sample."""
+        if len(t) % self.samples:
+            raise UserError(f"a layer reads {len(t)} rows of {self.samples} samples, so it mixes them")
+        return t.reshape(self.samples, -1, t.shape[-1])
+
+    def spread(self, t: Tensor) -> Tensor:
+        """What all samples share, shape (1, ...), as a row for each of them."""
+        return t.expand(self.rows, *t.shape[1:]) if len(t) == 1 and self.rows > 1 else t
+
+    def _trains(self, part: Part) -> bool:
+        trained = [id(parameter) in self._trained for parameter in part.parameters]
+        if any(trained) and not all(trained):
+            raise UserError("of a layer with weight standardisation, train both weight and gain, or none")
+        return all(trained)
+
+    def _rooted(self, output: Tensor) -> Tensor:
+        """The output, from which on autograd keeps a graph."""
+        if self._anchor is None:
+            self._anchor = torch.zeros((), device=output.device, requires_grad=True)
+        rooted: Tensor = _Root.apply(output, self._anchor)
+        return rooted
+
+    def _add(self, part: Part, gradient: Tensor) -> None:
+        term = part.term(gradient)
+        if part.parameters not in self._summands:
+            self._summands[part.parameters] = self._summand(part, term)
+        self._summands[part.parameters].add(term, part.use)
+
+    def _summand(self, part: Part, term: Term) -> Summand:
+        calls = self._calls[part.parameters]
+        kinds = list(dict.fromkeys(calls))
+        if len(kinds) == 2 and can_tie(*kinds):
+            return Tied()
+        # The pixels of calls on maps of different sizes have no common Gram matrix.
+        if len(kinds) > 1 or (len(calls) > 1 and not isinstance(part.use, (Outer, Lookup))):
+            return Held(HOLD)
+        return self._chooser.summand(part.use, term, self._points * len(calls))
+
+
+def direct(gradients: Tensor) -> Term:
+    """The term of per-sample gradients that are there already, shape (B, *parameter); they may be overwritten."""
+    return Term(gradients, gradients)
+
+
+class _Root(torch.autograd.Function):
+    """Makes a tensor that no trained parameter came before the beginning of a graph; in place, so nothing is copied."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        return None, None

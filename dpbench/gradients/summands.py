@@ -1,0 +1,136 @@
+"""The parts of a tape: per-sample gradients of some parameters, as a sum of terms over calls and iterates.
+
+The terms of a parameter are added up before any norm is taken, so clipping sees the mixture, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dpbench.gradients.uses import Lookup, Outer, Strategy, Term, Use, cross_products
+
+
+class Summand:
+    """G_i = Σ_j G_ij over terms j, in a form that gives norms and weighted sums."""
+
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term."""
+        raise NotImplementedError
+
+    def squares(self) -> Tensor:
+        """‖G_i‖², shape (B,)."""
+        raise NotImplementedError
+
+    def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes."""
+        raise NotImplementedError
+
+
+class Held(Summand):
+    """All G_i are made and kept: B times the size of the parameters. a and b are not.
+
+    Uses may differ from term to term.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._chunks: list[tuple[Tensor, ...]] = []
+        self._squares: list[Tensor] = []
+
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term; norms are taken while a chunk is in cache."""
+        first = not self._chunks
+        self._squares = []
+        for i, part in enumerate(chunks(len(term.b), self._strategy.chunk)):
+            rows = use.rows(term.samples(part), self._strategy)
+            if first:
+                self._chunks.append(rows)
+            else:
+                rows = tuple(have.add_(new) for have, new in zip(self._chunks[i], rows, strict=True))
+            self._squares.append(_row_squares(rows))
+
+    def squares(self) -> Tensor:
+        """‖G_i‖², shape (B,)."""
+        return torch.cat(self._squares) if len(self._squares) > 1 else self._squares[0]
+
+    def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i G_i, one product for each chunk and parameter."""
+        parts = factors.split([len(rows[0]) for rows in self._chunks])
+        for target, *of_chunks in zip(onto, *self._chunks, strict=True):
+            total = parts[0] @ of_chunks[0]
+            for rows, part in zip(of_chunks[1:], parts[1:], strict=True):
+                total.addmv_(rows.t(), part)
+            target.add_(total.view_as(target))
+
+
+class Factored(Summand):
+    """a and b of each call are kept, and G_i only made for the norms, if at all. All terms are of one use."""
+
+    def __init__(self, use: Use, strategy: Strategy) -> None:
+        self.use = use
+        self.terms: list[Term] = []
+        self._strategy = strategy
+
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term."""
+        self.terms.append(term)
+
+    def squares(self) -> Tensor:
+        """‖G_i‖², shape (B,)."""
+        if self._strategy.kind == "gram":
+            return self.use.gram_squares(self.terms, self._strategy)
+        squares = []
+        for part in chunks(len(self.terms[0].b), self._strategy.chunk):
+            rows = self.use.rows(self.terms[0].samples(part), self._strategy)
+            for term in self.terms[1:]:
+                more = self.use.rows(term.samples(part), self._strategy)
+                rows = tuple(have.add_(new) for have, new in zip(rows, more, strict=True))
+            squares.append(_row_squares(rows))
+        return torch.cat(squares)
+
+    def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i G_i, one product for each term."""
+        for term in self.terms:
+            self.use.add_weighted_sum(term, factors, onto)
+
+
+class Tied(Summand):
+    """One weight as the table of an embedding and as a linear layer, as in GPT-2: their cross term is exact."""
+
+    GRAM = Strategy("gram")
+
+    def __init__(self) -> None:
+        self._parts: dict[type[Use], Factored] = {}
+
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term of either use."""
+        self._parts.setdefault(type(use), Factored(use, self.GRAM)).add(term, use)
+
+    def squares(self) -> Tensor:
+        """‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2 ⟨G_i, H_i⟩, shape (B,)."""
+        squares = sum((part.squares() for part in self._parts.values()), start=torch.zeros(()))
+        if len(self._parts) == 2:
+            squares = squares + 2 * cross_products(self._parts[Lookup].terms, self._parts[Outer].terms)
+        return squares
+
+    def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i (G_i + H_i)."""
+        for part in self._parts.values():
+            part.add_weighted_sum(factors, onto)
+
+
+def chunks(batch: int, size: int) -> list[slice]:
+    """Slices of a batch of at most so many samples; 0 for all at once."""
+    size = size or batch
+    return [slice(start, start + size) for start in range(0, batch, size)]
+
+
+def _row_squares(rows: tuple[Tensor, ...]) -> Tensor:
+    squares = torch.zeros((), device=rows[0].device)
+    for t in rows:
+        norms: Tensor = torch.linalg.vector_norm(t, dim=1)
+        squares = squares + norms.square_()
+    return squares

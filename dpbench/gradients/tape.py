@@ -1,0 +1,62 @@
+"""Per-sample gradients of one micro-batch, ready to be clipped and summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.summands import Summand
+
+
+class Tape:
+    """G_i = Σ_j w_j ∇f(θ_j; x_i) of the samples i of a micro-batch.
+
+    Attributes:
+        losses: f(θ_J; x_i) at the last point J of the query, shape (B,), detached.
+    """
+
+    def __init__(
+        self,
+        losses: Tensor,
+        flat: FlatParameters,
+        summands: Mapping[tuple[Tensor, ...], Summand],
+        groups: Mapping[Tensor, int],
+    ) -> None:
+        self.losses = losses
+        self._flat = flat
+        self._summands = summands
+        self._groups = groups
+        self._norms: Tensor | None = None
+
+    def norms(self) -> Tensor:
+        """Norms of each parameter group and sample, shape (G, B); inf where a gradient is not finite."""
+        if self._norms is None:
+            vector = self._flat.vector
+            count = max(self._groups.values()) + 1
+            squares = torch.zeros(count, len(self.losses), dtype=vector.dtype, device=vector.device)
+            for parameters, summand in self._summands.items():
+                squares[self._groups[parameters[0]]] += summand.squares()
+            self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+        return self._norms
+
+    def finite(self) -> Tensor:
+        """Which samples have a finite gradient, boolean of shape (B,)."""
+        return self.norms().isfinite().all(0)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i G_i as a flat vector; not finite where a sample's gradient is not, whatever its factor.
+
+        Args:
+            factors: shape (G, B), a factor for each parameter group and sample.
+
+        Returns:
+            Shape (d,).
+        """
+        total = torch.zeros_like(self._flat.vector)
+        views: dict[Tensor, Tensor] = dict(zip(self._flat.parameters, self._flat.views(total), strict=True))
+        for parameters, summand in self._summands.items():
+            summand.add_weighted_sum(factors[self._groups[parameters[0]]], [views[p] for p in parameters])
+        return total

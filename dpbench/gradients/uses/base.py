@@ -1,0 +1,130 @@
+"""How a parameter enters a layer's computation, and so what its per-sample gradient is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Term(NamedTuple):
+    """One call of a layer at one iterate; the per-sample gradient of the call is a bilinear function of a and b.
+
+    Attributes:
+        a: what the layer read, shape (B, m, ...): the m rows of the model's input that belong to one sample.
+        b: gradient of the loss with respect to what the layer gave, shape (B, m, ...).
+        extra: what else a use needs of the call, the same for all samples.
+    """
+
+    a: Tensor
+    b: Tensor
+    extra: Any = None
+
+    def samples(self, which: slice) -> Term:
+        """The term of some of the samples."""
+        return Term(self.a[which], self.b[which], self.extra)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A way to the norms and weighted sums of the per-sample gradients G_i.
+
+    Attributes:
+        kind: "hold" makes all G_i and keeps them; "pass" makes them for the norms, a chunk at a time, and makes the
+            weighted sum from a and b; "gram" never makes them: ‖G_i‖² comes from inner products of a and b.
+        method: which kernel is used, where there is a choice.
+        chunk: samples at a time; 0 for all.
+    """
+
+    kind: str
+    method: str = ""
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Use:
+    """One kind of use of parameters, with its settings; equal uses of equal shapes cost the same.
+
+    Attributes:
+        shapes: of the parameters used, of which the first is the weight.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers in one per-sample gradient."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    def strategies(self, term: Term, points: int) -> dict[Strategy, float]:
+        """The strategies that can be used, with the multiplications that each takes for a sample.
+
+        Args:
+            term: any term of the use.
+            points: how many terms there will be.
+        """
+        raise NotImplementedError
+
+    def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
+        """G_i of a term: for each parameter (B, numbers in it)."""
+        raise NotImplementedError
+
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+        """‖Σ_j G_ij‖² over terms j without making G_ij, shape (B,)."""
+        raise NotImplementedError
+
+    def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i G_i of a term to tensors of the parameters' shapes.
+
+        Args:
+            term: with B samples.
+            factors: shape (B,).
+            onto: one tensor for each of `shapes`.
+        """
+        raise NotImplementedError
+
+
+def full(t: Tensor) -> Tensor:
+    """A tensor in the precision in which norms and sums are taken: half precision becomes float32."""
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+
+
+def scaled(t: Tensor, factors: Tensor) -> Tensor:
+    """factor_i t_i for each sample i, in full precision."""
+    return full(t) * factors.view(-1, *[1] * (t.dim() - 1))
+
+
+def pairs(count: int) -> list[tuple[int, int, float]]:
+    """(j, l, how often) for all products of `count` things with each other, each pair once."""
+    return [(j, k, 1.0 if j == k else 2.0) for j in range(count) for k in range(j, count)]
+
+
+def inner(x: Tensor, y: Tensor) -> Tensor:
+    """⟨x_i, y_i⟩ of each sample, shape (B,); x is overwritten."""
+    return x.mul_(y).flatten(1).sum(1)
+
+
+def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
+    """Slices of a batch whose temporaries, of so many numbers per sample, stay in cache or small on a GPU."""
+    most = 2**26 if device.type == "cuda" else 2**17
+    size = max(1, most // numbers)
+    return [slice(start, start + size) for start in range(0, batch, size)]
+
+
+def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """‖Σ_j B_jᵀ A_j‖² = Σ_jl ⟨A_j A_lᵀ, B_j B_lᵀ⟩ of each sample, shape (B,).
+
+    Args:
+        a: for each j shape (B, T_j, d).
+        b: for each j shape (B, T_j, p).
+    """
+    squares = a[0].new_zeros(len(a[0]))
+    for part in pieces(len(squares), 2 * a[0].shape[1] ** 2, squares.device):
+        for j, k, times in pairs(len(a)):
+            gram_a = torch.bmm(a[j][part], a[k][part].transpose(1, 2))
+            gram_b = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
+            squares[part].add_(inner(gram_a, gram_b), alpha=times)
+    return squares

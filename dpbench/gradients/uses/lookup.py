@@ -1,0 +1,72 @@
+"""Embeddings: row id of G_i is the sum of the output gradients where sample i looked id up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.gradients.uses.base import Strategy, Term, Use, full, inner, pairs, pieces, scaled
+from dpbench.gradients.uses.outer import Outer
+
+
+@dataclass(frozen=True)
+class Lookup(Use):
+    """A table (V, d): a holds the ids (B, T), b is (B, T, d), zero where an id is padding."""
+
+    @override
+    def strategies(self, term: Term, points: int) -> dict[Strategy, float]:
+        tokens, d = term.b.shape[1:]
+        return {
+            Strategy("gram"): points * (points + 1) / 2 * tokens**2 * d,
+            Strategy("hold"): points * tokens * d + 3 * self.size,
+        }
+
+    @override
+    def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
+        b = full(term.b)
+        rows = b.new_zeros(len(b), *self.shapes[0])
+        rows.scatter_add_(1, term.a.unsqueeze(-1).expand_as(b), b)
+        return (rows.flatten(1),)
+
+    @override
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+        """Σ_jl Σ_ts [id_jt = id_ls] ⟨b_jt, b_ls⟩."""
+        b = [full(t.b) for t in terms]
+        squares = b[0].new_zeros(len(b[0]))
+        for part in pieces(len(squares), 2 * b[0].shape[1] ** 2, squares.device):
+            for j, k, times in pairs(len(terms)):
+                same = terms[j].a[part].unsqueeze(2) == terms[k].a[part].unsqueeze(1)
+                gram = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
+                squares[part].add_(inner(gram, same), alpha=times)
+        return squares
+
+    @override
+    def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        b = scaled(term.b, factors).flatten(0, 1)
+        if b.is_cuda:  # index_add_ is not deterministic there
+            onto[0].add_(torch.ops.aten.embedding_dense_backward(b, term.a.reshape(-1), len(onto[0]), -1, False))
+        else:
+            onto[0].index_add_(0, term.a.reshape(-1), b)
+
+
+def cross_products(lookups: Sequence[Term], outers: Sequence[Term]) -> Tensor:
+    """⟨G_i, H_i⟩ of a table's gradients G and those H of a linear layer with the same weight, shape (B,).
+
+    Row id of H is Σ_s b_s[id] a_s, so the product with Σ_t b_t at row id_t is Σ_ts b_s[id_t] ⟨a_s, b_t⟩.
+    """
+    total = lookups[0].b.new_zeros(len(lookups[0].b), dtype=full(lookups[0].b).dtype)
+    for ids, rows, _ in lookups:
+        for a, b, _ in outers:
+            picked = full(b).gather(2, ids.unsqueeze(1).expand(-1, b.shape[1], -1))
+            total += (picked * torch.bmm(full(a), full(rows).transpose(1, 2))).sum((1, 2))
+    return total
+
+
+def can_tie(first: Use, second: Use) -> bool:
+    """Whether `cross_products` covers two uses of one weight."""
+    kinds = {type(first), type(second)}
+    return kinds == {Lookup, Outer} and not any(isinstance(use, Outer) and use.transposed for use in (first, second))

@@ -1,0 +1,105 @@
+"""Convolutions with scaled weight standardisation: the gradient of the filter goes through the standardisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.gradients.uses.base import Strategy, Term, full, pairs
+from dpbench.gradients.uses.patches import Patches
+
+
+class Standardisation(NamedTuple):
+    """The standardisation at one iterate: filter_p = gain_p (w_p - mean_p) scale_p with n weights a filter.
+
+    Attributes:
+        filters: (w - mean) scale, shape (P, n).
+        scale: shape (P, 1).
+        moves: 1 where the scale depends on the weights, 0 where it is at its bound, shape (P, 1).
+        gain: shape (P, 1).
+    """
+
+    filters: Tensor
+    scale: Tensor
+    moves: Tensor
+    gain: Tensor
+
+
+@dataclass(frozen=True)
+class StandardisedPatches(Patches):
+    """A kernel and its gain (P,): `extra` of a term is the `Standardisation` of its iterate.
+
+    With H the gradient of the filter that was applied: the gain's is ⟨H_p, filter_p⟩, the weight's is
+    gain scale (H - mean(H) - ⟨H, filter⟩ filter), for each output channel p.
+    """
+
+    @override
+    def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
+        (rows,) = super().rows(term, strategy)
+        weights, gains = self._through(rows.view(len(rows), self.shapes[0][0], -1), term.extra)
+        return weights.flatten(1), gains
+
+    def _through(self, filter_gradients: Tensor, extra: Standardisation) -> tuple[Tensor, Tensor]:
+        """Gradients of weights (B, P, n) and gains (B, P) from those of the filters (B, P, n), which are overwritten.
+
+        By products over the samples of each output channel, which read and write the gradients once.
+        """
+        by_channel = filter_gradients.transpose(0, 1)
+        count = extra.filters.shape[1]
+        basis = torch.stack([torch.full_like(extra.filters, count**-0.5), extra.filters], dim=1)  # (P, 2, n)
+        along = torch.bmm(by_channel, basis.transpose(1, 2))
+        gains = along[..., 1].t().clone()
+        along[..., 1] *= extra.moves
+        by_channel.baddbmm_(along, basis, alpha=-1)
+        return filter_gradients.mul_(extra.gain * extra.scale), gains
+
+    @override
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+        """Of the weights, what the projections leave of the filters' inner products; and of the gains.
+
+        With s = gain scale, u the unit vector of ones and f the filter of an iterate, or 0 where the scale is at its
+        bound, two iterates have ⟨s(H - ⟨H,u⟩u - ⟨H,f⟩f), s'(H' - ⟨H',u⟩u - ⟨H',f'⟩f')⟩ for each output channel, and
+        u is orthogonal to f and f'.
+        """
+        extras: list[Standardisation] = [term.extra for term in terms]
+        factors = [(extra.gain * extra.scale).view(-1) for extra in extras]
+        within = [
+            Term(term.a, full(term.b) * factor.view(-1, 1, 1)) for term, factor in zip(terms, factors, strict=True)
+        ]
+        squares = super().gram_squares(within, strategy)
+        along = [self._along(term, extras) for term in terms]  # of ⟨H_j, u⟩, ⟨H_j, filter_0⟩, ⟨H_j, filter_1⟩, ...
+        moves = [extra.moves.view(-1) for extra in extras]
+        for j, k, times in pairs(len(terms)):
+            (ones_j, *of_j), (ones_k, *of_k) = along[j], along[k]
+            overlap = moves[j] * moves[k] * (extras[j].filters * extras[k].filters).sum(1)
+            removed = ones_j * ones_k + moves[k] * of_j[k] * of_k[k] + moves[j] * of_j[j] * of_k[j]
+            removed -= overlap * of_j[j] * of_k[k]
+            squares -= times * (factors[j] * factors[k] * removed).sum(1)
+        gains = sum(of[1 + j] for j, of in enumerate(along))
+        assert isinstance(gains, Tensor)
+        return squares + gains.square().sum(1)
+
+    def _along(self, term: Term, extras: Sequence[Standardisation]) -> list[Tensor]:
+        """⟨H, u⟩ and ⟨H, f⟩ for the filters of all iterates, (B, P) each: what they give of the input, times b."""
+        a, b = full(term.a), full(term.b).flatten(0, 1).flatten(2)
+        ones = torch.full((1, 1, *self.shapes[0][2:]), extras[0].filters.shape[1] ** -0.5, dtype=b.dtype)
+        settings = (None, self.stride, self.padding, self.dilation)
+        box = F.conv2d(a.flatten(0, 1).sum(1, keepdim=True), ones.to(b.device), *settings).flatten(2)
+        filters = torch.cat([extra.filters.view(self.shapes[0]) for extra in extras])
+        outputs = F.conv2d(a.flatten(0, 1), filters, *settings).flatten(2).chunk(len(extras), dim=1)
+        products = [torch.bmm(b, box.transpose(1, 2)).squeeze(2), *((b * output).sum(2) for output in outputs)]
+        return [product.view(len(a), a.shape[1], -1).sum(1) for product in products]
+
+    @override
+    def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        filter_gradient = torch.zeros_like(onto[0])
+        super().add_weighted_sum(term, factors, [filter_gradient])
+        weight, gain = self._through(filter_gradient.view(1, self.shapes[0][0], -1), term.extra)
+        onto[0].add_(weight.view(self.shapes[0]))
+        onto[1].add_(gain[0])

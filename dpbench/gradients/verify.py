@@ -1,0 +1,92 @@
+"""The comparison of a way to per-sample gradients with plain autograd, made once before it is relied on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.tape import Tape
+
+# Samples compared.
+SAMPLES = 3
+# How far the parameters are moved for the comparison, so that none of their gradients is zero by initialisation.
+MOVE = 0.02
+# Largest deviation, relative to a parameter's own gradient and to that of all; models may use float32 inside.
+TOLERANCE = {torch.float64: (1e-4, 1e-5), torch.float32: (1e-2, 1e-3)}
+
+
+def some(t: Tensor) -> Tensor:
+    """The first samples, repeated where there are fewer; with one alone every dimension looks like that of samples."""
+    return t[torch.arange(SAMPLES, device=t.device) % len(t)]
+
+
+def moved(vector: Tensor, seed: int) -> Tensor:
+    """A vector in the neighbourhood of another."""
+    generator = torch.Generator(vector.device).manual_seed(seed)
+    noise = torch.randn(vector.shape, generator=generator, device=vector.device, dtype=vector.dtype)
+    return vector + MOVE * noise
+
+
+def deviation(flat: FlatParameters, tape: Tape, reference: Tensor) -> str | None:
+    """What of a tape deviates from gradients (B, d), or None."""
+    of_own, of_all = TOLERANCE[reference.dtype]
+    whole = reference.norm(dim=1)
+    ones = torch.eye(len(reference), dtype=reference.dtype, device=reference.device)
+    groups = tape.norms().shape[0]
+    got = torch.stack([tape.weighted_sum(one.expand(groups, -1)) for one in ones])
+    sizes = [parameter.numel() for parameter in flat.parameters]
+    for name, have, want in zip(flat.names, got.split(sizes, 1), reference.split(sizes, 1), strict=True):
+        allowed = of_own * want.norm(dim=1) + of_all * whole
+        if not bool(((have - want).norm(dim=1) <= allowed).all()):
+            return f"gradients of {name!r} deviate from autograd's"
+    norms = tape.norms().square().sum(0).sqrt()
+    if not bool(((norms - whole).abs() <= (of_own + of_all) * whole + 1e-12).all()):
+        return "norms deviate from autograd's"
+    return None
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Let torch's attention layers call their parts in evaluation mode too."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def undisturbed_copy(model: nn.Module) -> nn.Module | None:
+    """A copy of a model, in its mode but without dropout; None if it can't be copied."""
+    try:
+        copy = deepcopy(model)
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        return None
+    for module in copy.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, (nn.MultiheadAttention, nn.LSTM)):
+            module.dropout = 0.0
+    return copy
+
+
+def draws_at_random(losses: Callable[[], Tensor]) -> bool:
+    """Whether the losses of a model depend on torch's generator."""
+    found = []
+    for seed in range(2):
+        with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            found.append(losses())
+    return not torch.equal(*found)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

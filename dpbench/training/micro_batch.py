@@ -1,0 +1,95 @@
+"""How many samples are computed at once.
+
+A function of the run and the kind of device, not of what else happens on it, so that a run that is repeated rounds
+as it did before. Where memory runs out all the same, the gradients halve it (gradients/per_sample.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpbench import cache
+from dpbench.config import RunConfig
+from dpbench.config.identity import plain
+from dpbench.gradients import PerSampleGradients
+from dpbench.query import Point
+from dpbench.training.devices import describe, total_memory
+
+# Largest share of the device's memory that one micro-batch may take.
+MEMORY_SHARE = 0.5
+# More rows of the model's input at once gain nothing on a CPU, whose caches are small.
+MOST_ROWS_ON_CPU = 128
+# Samples with which the need of memory is measured on a GPU.
+MEASURED = (8, 16)
+
+
+def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampleGradients) -> int:
+    """Samples whose gradients can be computed at once in the share of memory that a micro-batch may take."""
+    vector = gradients.flat.vector
+    allowed = MEMORY_SHARE * total_memory(vector.device)
+    if not vector.is_cuda:
+        fitting = int(allowed / (_bytes_by_outputs(config, model, vector) * config.query.most_points))
+        return max(1, min(fitting, MOST_ROWS_ON_CPU // config.augmentation.copies))
+    key = [describe(vector.device), torch.__version__, *(plain(part) for part in _what_needs_memory(config))]
+    known = cache.read("micro_batch", key)
+    if isinstance(known, int) and known > 0:
+        return known
+    fitting = measured_fit(lambda count: _peak(config, gradients, count), allowed)
+    cache.write("micro_batch", key, fitting)
+    return fitting
+
+
+def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
+    """Samples that fit into so many bytes, from the peaks of two measured counts."""
+    few, more = (peak(count) for count in MEASURED)
+    each = max(1.0, (more - few) / (MEASURED[1] - MEASURED[0]))
+    return max(1, int((allowed - (few - MEASURED[0] * each)) / each))
+
+
+def _what_needs_memory(config: RunConfig) -> list[object]:
+    shape = [config.dataset.channels, config.dataset.height, config.dataset.width, config.dataset.classes]
+    return [config.model, shape, config.augmentation, config.query.most_points, config.precision]
+
+
+def _peak(config: RunConfig, gradients: PerSampleGradients, count: int) -> int:
+    """Largest number of bytes allocated while the gradients of so many blank samples are computed."""
+    device = gradients.flat.vector.device
+    images = blank(config, count, device)
+    points = [Point(1.0, gradients.flat.vector)] * config.query.most_points
+    with torch.random.fork_rng(devices=[device]):
+        for _ in range(2):  # the first one also compares and times
+            torch.cuda.reset_peak_memory_stats(device)
+            tape = gradients.record(points, images, torch.zeros(count, dtype=torch.int64, device=device))
+            tape.weighted_sum(tape.norms())
+            del tape
+    return torch.cuda.max_memory_allocated(device)
+
+
+def blank(config: RunConfig, count: int, device: torch.device) -> Tensor:
+    """So many blank inputs, as training would see them."""
+    data = config.dataset
+    images = torch.zeros(count, data.channels, data.height, data.width, device=device)
+    return config.augmentation.views(images, torch.Generator(device))
+
+
+def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> int:
+    """Bytes for a sample, from the sizes of what the layers give: kept twice, and the gradients made of them."""
+    outputs = 0
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        nonlocal outputs
+        outputs += output.numel() if isinstance(output, Tensor) else 0
+
+    handles = [layer.register_forward_hook(count) for layer in model.modules() if not list(layer.children())]
+    with torch.no_grad():
+        model(blank(config, 1, vector.device).reshape(-1, *_image_shape(config)))
+    for handle in handles:
+        handle.remove()
+    return vector.element_size() * (6 * outputs + len(vector) // 4)
+
+
+def _image_shape(config: RunConfig) -> tuple[int, int, int]:
+    return config.dataset.channels, config.dataset.height, config.dataset.width
