@@ -68,4 +68,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(-4, 0) and mallopt(-1, 2**31 - 1))
+    return bool(mallopt(-4, 0) and mallopt(-1, -1))

@@ -96,14 +96,15 @@ class Patches(Use):
         """What each output pixel saw, shape (B m, C kh kw, H' W')."""
         if self.shapes[0][2:] == (1, 1) and self.padding == (0, 0):
             return a[..., :: self.stride[0], :: self.stride[1]].flatten(0, 1).flatten(2)
-        return F.unfold(a.flatten(0, 1), self.shapes[0][2:], self.dilation, self.padding, self.stride)
+        _, _, kh, kw = self.shapes[0]
+        return unfold(a.flatten(0, 1), (kh, kw), self.dilation, self.padding, self.stride)
 
     def _unfolded_output(self, a: Tensor, b: Tensor) -> Tensor:
         """The same product seen from the input: each input pixel times the output gradients that it went to."""
         out, _, kh, kw = self.shapes[0]
         (dh, dw), (ph, pw) = self.dilation, self.padding
         reach = ((kh - 1) * dh - ph, (kw - 1) * dw - pw)
-        patches = F.unfold(b.flatten(0, 1), (kh, kw), self.dilation, reach)
+        patches = unfold(b.flatten(0, 1), (kh, kw), self.dilation, reach, (1, 1))
         rows = torch.bmm(patches, a.flatten(0, 1).flatten(2).transpose(1, 2))
         # The point of the kernel counts backwards here, and the channel comes last.
         rows = _over_views(rows, len(a)).view(len(a), out, kh, kw, -1).flip(2, 3)
@@ -166,6 +167,22 @@ class Patches(Use):
                 self.groups,
             ).view_as(onto[0])
         )
+
+
+Pair = tuple[int, int]
+
+
+def unfold(images: Tensor, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Tensor:
+    """What `F.unfold` gives, (n, C, H, W) to (n, C kh kw, H' W'), by one strided copy: several times faster."""
+    (kh, kw), (dh, dw), (ph, pw), (step_h, step_w) = kernel, dilation, padding, stride
+    padded = F.pad(images, (pw, pw, ph, ph)) if ph or pw else images.contiguous()
+    n, channels, height, width = padded.shape
+    out_h, out_w = (height - dh * (kh - 1) - 1) // step_h + 1, (width - dw * (kw - 1) - 1) // step_w + 1
+    of_n, of_c, of_h, of_w = padded.stride()
+    windows = padded.as_strided(
+        (n, channels, kh, kw, out_h, out_w), (of_n, of_c, dh * of_h, dw * of_w, step_h * of_h, step_w * of_w)
+    )
+    return windows.reshape(n, channels * kh * kw, out_h * out_w)
 
 
 def _over_views(rows: Tensor, batch: int) -> Tensor:
