@@ -10,6 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from dpbench.training.devices import keep_freed_memory
+
 # Imported once; processes are forked from there, before any thread is started.
 _SLOW_IMPORTS = [
     "benchmarks.timing",
@@ -18,9 +20,6 @@ _SLOW_IMPORTS = [
     "transformers.models.vit.modeling_vit",
 ]
 _LONGEST_REASON = 160
-
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 ALLOCATORS = ("default", "tuned")
 
@@ -36,29 +35,20 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:_LONGEST_REASON]
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL("libc.so.6")
-
-
 def tune_allocator() -> None:
-    """Let glibc keep freed memory: large temporaries then cost no page faults.
+    """Let glibc keep freed memory, as a run of dpbench does: large temporaries then cost no page faults.
 
     Raises:
         MeasurementError: the system has no glibc.
     """
-    try:
-        libc = _libc()
-        accepted = libc.mallopt(_M_MMAP_MAX, 0) and libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    except (OSError, AttributeError):
-        accepted = False
-    if not accepted:
+    if not keep_freed_memory():
         raise MeasurementError("--allocator tuned needs glibc")
 
 
 def return_freed_memory() -> None:
     """Give freed memory back to the system, where the allocator can."""
     try:
-        _libc().malloc_trim(0)
+        ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         return
 

@@ -13,8 +13,6 @@ from dpbench.gradients.summands import Factored, Held, Summand
 from dpbench.gradients.uses import Strategy, Term, Use
 from dpbench.stage import State
 
-# Per-sample gradients are held where they take at most so much more memory than what they are made of.
-HOLD_FACTOR = 2.5
 # Below these multiplications for a batch every strategy is fast, and counting them decides.
 WORTH_TIMING = 2e6
 # So few samples tell little.
@@ -82,7 +80,7 @@ class Chooser:
         cost = use.strategies(term, points)
         if self.only is not None:
             cost = {s: c for s, c in cost.items() if s.kind in self.only} or cost
-        allowance = HOLD_FACTOR * points * (term.a[0].numel() + term.b[0].numel())
+        allowance = use.hold_factor * points * (term.a[0].numel() + term.b[0].numel())
         small = use.size <= allowance
         return {s: c for s, c in cost.items() if small or s.kind != "hold"} or cost
 

@@ -23,6 +23,7 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
 from dpbench.gradients.verify import (
+    LARGE,
     deviation,
     draws_at_random,
     moved,
@@ -270,7 +271,7 @@ class PerSampleGradients:
         """
         fallback = one_by_one(self._model, self.flat, self._loss, self._views)
         found: tuple[Way, str] | None = (fallback, "it can't be copied, so its books can't be checked")
-        for dtype in (torch.float64, self.flat.vector.dtype):
+        for dtype in (torch.float64, self.flat.vector.dtype)[len(self.flat) > LARGE :]:
             copy = undisturbed_copy(self._model)
             if copy is None:
                 break
@@ -300,31 +301,32 @@ class PerSampleGradients:
         points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
         with without_fast_paths():
             alone = one_by_one(copy, twin.flat, self._loss, self._views)
-            reference = torch.zeros(())
+            references = [twin.flat.vector.new_zeros(len(twin.flat)) for _ in targets]
             for weight, iterate in points:
                 with twin.flat.at(iterate):
-                    reference = reference + weight * alone(inputs, targets)[1]
-            if not reference.isfinite().all():
+                    for i, reference in enumerate(references):
+                        reference.add_(alone(inputs[i : i + 1], targets[i : i + 1])[1][0], alpha=weight)
+            if not all(reference.isfinite().all() for reference in references):
                 return None
             complaint = ""
             for leading in LEADING if self._direct else LEADING[:1]:
                 books = Books(leading)
-                problem = twin._problem(books, points, inputs, targets, reference)
+                problem = twin._problem(books, points, inputs, targets, references)
                 if problem is None:
                     return books, ""
                 complaint = complaint or problem
             vmapped = by_vmap(copy, twin.flat, self._loss, self._views)
             arguments = (self._model, self.flat, self._loss, self._views)
-            if twin._problem(vmapped, points, inputs, targets, reference) is None:
+            if twin._problem(vmapped, points, inputs, targets, references) is None:
                 return by_vmap(*arguments), complaint
             return one_by_one(*arguments), complaint
 
     def _problem(
-        self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, reference: Tensor
+        self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, references: Iterable[Tensor]
     ) -> str | None:
         try:
             tape = self._record(way, points, inputs, targets)
-            return deviation(self.flat, tape, reference)
+            return deviation(self.flat, tape, references)
         except (RuntimeError, TypeError, ValueError, IndexError, UserError) as error:
             if out_of_memory(error):
                 raise

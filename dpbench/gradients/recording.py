@@ -83,12 +83,14 @@ class Recording:
         if not output.requires_grad:
             output = self._rooted(output)
         version = read._version
+        kept: Tensor | None = read
 
         def receive(gradient: Tensor) -> None:
-            nonlocal waiting
-            if read._version != version:
+            nonlocal waiting, kept
+            if kept is not None and kept._version != version:
                 raise UserError("the model changes the input of a layer in place, which its gradient needs")
-            gradient, ready, waiting = gradient.detach(), waiting, []
+            # The graph, and this function with it, lives on; what the call read need not.
+            gradient, ready, waiting, kept = gradient.detach(), waiting, [], None
             for part in ready:
                 self._add(part, gradient)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,7 +50,11 @@ class Use:
 
     Attributes:
         shapes: of the parameters used, of which the first is the weight.
+        hold_factor: per-sample gradients are held where they take at most so many times the memory of what they are
+            made of.
     """
+
+    hold_factor: ClassVar[float] = 1.5
 
     shapes: tuple[tuple[int, ...], ...]
 
