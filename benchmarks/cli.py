@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"after which no new round of a model begins, once there are {FEWEST_ROUNDS} {default}",
     )
     parser.add_argument(
-        "--allocator", choices=ALLOCATORS, default="default", help="tuned: glibc keeps freed memory, while timing"
+        "--allocator",
+        choices=ALLOCATORS,
+        default="tuned" if platform.libc_ver()[0] == "glibc" else "default",
+        help="tuned: glibc keeps freed memory while timing, for every engine, as it does in a run of dpbench",
     )
     parser.add_argument("--quick", action="store_true", help="small models, few rounds: tries everything")
     parser.add_argument("--no-steps", dest="steps", action="store_false", help="leave out whole steps")

@@ -40,8 +40,8 @@ def slug(settings: Settings, *, partial: bool) -> str:
     words = re.findall(r"[a-z0-9]+(?:[.-][a-z0-9]+)*", name.lower())
     if settings.device == "cpu":
         words = ["cpu", *words, str(settings.threads), "threads" if settings.threads > 1 else "thread"]
-    if settings.allocator != "default":
-        words += [settings.allocator, "allocator"]
+    if settings.device == "cpu" and settings.allocator == "default":
+        words += ["default", "allocator"]
     words += ["quick"] * settings.small + ["partial"] * partial
     return "-".join(words)
 
