@@ -20,6 +20,7 @@ from dpbench.gradients.summands import Factored, Held
 from dpbench.gradients.uses import Lookup, Outer, Patches
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
+from dpbench.training.assemble import per_sample_loss
 
 # Weights of 1, 2 and 4 iterates.
 WEIGHTS = {1: (0.8,), 2: (1.4, -0.4), 4: (0.6, -0.9, 1.1, 0.2)}
@@ -1086,10 +1087,10 @@ def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
         add = Held.add
 
         def add_apart(self, term, use):
-            before = list(self._squares)
+            before = self.squares() if self._chunks else 0
+            own = own_squares(use, term, self._strategy)
             add(self, term, use)
-            if before:
-                self._squares = [torch.cat(before) + own_squares(use, term, self._strategy)]
+            self._squares = [before + own]
 
         monkeypatch.setattr(Held, "add", add_apart)
     assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}), points=(1,), checked=False)
@@ -1210,3 +1211,35 @@ def assert_half_exact(model, x, y, loss, strategies):
     assert not torch.allclose(norms, whole.norms()[0], rtol=1e-6)  # autocast was used
     factors = torch.randn(1, len(x))
     torch.testing.assert_close(half.weighted_sum(factors), (factors @ rows)[0], rtol=1e-4, atol=1e-6)
+
+
+class WithPositions(nn.Module):
+    """A parameter used directly, a convolution, norms and linear layers, for timing all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 4, 3, padding=1), nn.LayerNorm(4)
+        self.positions, self.head = nn.Parameter(torch.randn(1, 6, 4)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = self.norm(self.conv(x).transpose(1, 2)) + self.positions
+        return self.head(torch.tanh(tokens)).mean(1)
+
+
+@pytest.mark.parametrize("points", [1, 2, 3])
+def test_timing_leaves_what_it_times_as_it_was(points, monkeypatch, tmp_path):
+    """The first micro-batch, on which strategies are timed, gives what the second does."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    for name in ("WORTH_TIMING", "FEW"):
+        monkeypatch.setattr(f"dpbench.gradients.choice.{name}", 0)
+    torch.manual_seed(0)
+    model = WithPositions().double()
+    inputs, labels = torch.randn(5, 3, 6).double(), torch.randint(3, (5,))
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss)
+    engine._way = Books(1)  # so that the first record is the one that times
+    query = [Point(0.5 + j, flat.vector + 0.1 * j) for j in range(points)]
+    first, second = (engine.record(query, inputs, labels) for _ in range(2))
+    factors = torch.rand(1, 5).double()
+    torch.testing.assert_close(first.norms(), second.norms(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(first.weighted_sum(factors), second.weighted_sum(factors), rtol=1e-10, atol=1e-12)

@@ -45,6 +45,26 @@ def test_every_algorithm_learns_digits_within_its_budget(algo):
     assert [m.eps for m in metrics] == sorted(m.eps for m in metrics)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("precision=bfloat16",),
+        ("augmentation=crop_flip", "augmentation.copies=2", "augmentation.crop=1", "augmentation.flip=false"),
+        ("model=wrn_16_4", "model.width=1", "model.depth=10", "optim=adam", "epochs=3", "channels_last=true"),
+    ],
+)
+def test_variants_of_the_engine_learn_digits(overrides):
+    metrics, _ = trained("algo=disk", "eps=8", "privacy=rdp", *overrides)
+    assert metrics[-1].test_accuracy > (0.4 if "epochs=3" in overrides else 0.75)
+
+
+def test_memory_layout_changes_a_run_by_no_more_than_rounding():
+    settings = ["model=wrn_16_4", "model.width=1", "model.depth=10", "privacy=rdp", "batch_size=64", "epochs=0.1"]
+    _, plain = trained(*settings)
+    _, last = trained(*settings, "channels_last=true")
+    torch.testing.assert_close(plain, last, rtol=0, atol=1e-4)
+
+
 def test_real_images_are_learned_under_privacy(data_root):
     metrics, _ = trained(
         "dataset=mnist", "algo=disk", "eps=8", "privacy=rdp", "batch_size=250", "epochs=0.3", root=data_root("mnist")

@@ -57,7 +57,7 @@ class Chooser:
             points: how many there will be.
         """
         strategy = self.choose(use, term, points)
-        return Held(strategy) if strategy.kind == "hold" else Factored(use, strategy)
+        return Held(strategy, points) if strategy.kind == "hold" else Factored(use, strategy)
 
     def choose(self, use: Use, term: Term, points: int) -> Strategy:
         """The strategy for terms like this one."""
@@ -68,10 +68,10 @@ class Chooser:
         cheapest = min(candidates, key=lambda s: candidates[s])
         if len(term.b) < FEW:  # nothing that more samples should have to follow
             return cheapest
-        if candidates[cheapest] * len(term.b) < WORTH_TIMING:
+        hopeful = [s for s, cost in candidates.items() if cost <= HOPELESS_COST * candidates[cheapest]]
+        if len(hopeful) == 1 or candidates[cheapest] * len(term.b) < WORTH_TIMING:
             self.choices[key] = cheapest
         else:
-            hopeful = [s for s, cost in candidates.items() if cost <= HOPELESS_COST * candidates[cheapest]]
             self.choices[key] = self._fastest(key, use, term, points, hopeful)
         return self.choices[key]
 
@@ -102,7 +102,7 @@ class Chooser:
         def seconds(strategy: Strategy) -> float:
             _synchronise(some.b.device)
             start = time.perf_counter()
-            summand = Held(strategy) if strategy.kind == "hold" else Factored(use, strategy)
+            summand = Held(strategy, points) if strategy.kind == "hold" else Factored(use, strategy)
             for _ in range(points):
                 summand.add(some, use)
             summand.squares()

@@ -35,14 +35,22 @@ class Held(Summand):
     Uses may differ from term to term.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, expected: int = 1) -> None:
+        """Nothing so far.
+
+        Args:
+            strategy: kernel and chunks by which G_i are made.
+            expected: terms that will be added; fewer or more only take longer.
+        """
         self._strategy = strategy
+        self._missing = expected
         self._chunks: list[tuple[Tensor, ...]] = []
         self._squares: list[Tensor] = []
 
     def add(self, term: Term, use: Use) -> None:
-        """Add a term; norms are taken while a chunk is in cache."""
+        """Add a term, whose rows may be overwritten; with the last one, norms are taken while a chunk is in cache."""
         first = not self._chunks
+        self._missing -= 1
         self._squares = []
         for i, part in enumerate(chunks(len(term.b), self._strategy.chunk)):
             rows = use.rows(term.samples(part), self._strategy)
@@ -50,11 +58,12 @@ class Held(Summand):
                 self._chunks.append(rows)
             else:
                 rows = tuple(have.add_(new) for have, new in zip(self._chunks[i], rows, strict=True))
-            self._squares.append(_row_squares(rows))
+            if self._missing <= 0:
+                self._squares.append(_row_squares(rows))
 
     def squares(self) -> Tensor:
         """‖G_i‖², shape (B,)."""
-        return torch.cat(self._squares) if len(self._squares) > 1 else self._squares[0]
+        return torch.cat(self._squares or [_row_squares(rows) for rows in self._chunks])
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each chunk and parameter."""
