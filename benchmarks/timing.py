@@ -24,7 +24,7 @@ from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS, WARMUPS, build
 FEWEST_ROUNDS = 2
 # Slower than this many times its base, a contender takes part in fewer rounds, and in none when the time is up.
 SLOW = 3.0
-ROUNDS_IF_SLOW = 3
+ROUNDS_IF_SLOW = 2
 # Relative error of the clipped sum above which an engine counts as failed.
 LARGEST_ERROR = 1e-2
 
@@ -51,7 +51,7 @@ class Settings:
     device: str = "cpu"
     threads: int = 1
     rounds: int = 20
-    seconds: float = 20.0
+    seconds: float = 8.0
     allocator: str = "default"
     small: bool = False
     steps: bool = True
