@@ -27,7 +27,7 @@ test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the t
 slow: $(READY)  ## the tests that take minutes each
 	$(BIN)/python -m pytest -n 2 -m slow
 
-bench: $(READY)  ## time and memory of a private gradient, dpbench beside others (about 10 minutes)
+bench: $(READY)  ## time and memory of a private gradient, dpbench beside others (10 to 13 minutes on two cores)
 	$(BIN)/python -m benchmarks
 
 lint: $(READY)  ## ruff and mypy

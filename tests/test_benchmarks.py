@@ -94,7 +94,7 @@ def test_slow_contenders_sit_out_and_ratios_are_of_the_same_round():
     for name, wait in waits.items():
         contenders.add(name, lambda wait=wait: lambda: time.sleep(wait), warmups=0)
     contenders.race(dict.fromkeys(waits, "base"), rounds=5, seconds=60)
-    assert [value is not None for value in contenders.seconds["slow"]] == [True, True, True, False, False]
+    assert [value is not None for value in contenders.seconds["slow"]] == [True, True, False, False, False]
     assert None not in contenders.seconds["fast"]
     assert contenders.ratio("slow", "base") > contenders.ratio("fast", "base") > 1
 
