@@ -1,6 +1,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -187,3 +188,18 @@ def test_all_models_are_made():
         logits = case.model(case.inputs)
         assert len(logits) == case.batch == len(case.targets)
         assert torch.equal(small_case(name).inputs, case.inputs)
+
+
+def test_the_table_in_the_readme_is_the_recorded_one():
+    root = Path(__file__).resolve().parents[1]
+    recorded = json.loads((root / "results/benchmarks/cpu-intel-xeon-2-threads.json").read_text())
+    readme = (root / "README.md").read_text()
+    for model in recorded["models"].values():
+        engines = model["engines"]
+
+        def shown(*names, engines=engines):
+            ratios = [engines[name]["ratio"] for name in names if "failed" not in engines[name]]
+            return f"{min(ratios):.2f}" if ratios else "fails"
+
+        peers = [shown("opacus_hooks"), shown("opacus_ghost"), shown("opacus_ew"), shown("vmap_8", "vmap_32")]
+        assert f"| **{shown('dpbench')}** | {' | '.join(peers)} |" in readme

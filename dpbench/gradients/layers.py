@@ -110,7 +110,7 @@ def group_norm(recording: Recording, layer: nn.GroupNorm, input: Tensor) -> Tens
     """
     x = recording.spread(input)
     if not layer.affine or not x.is_contiguous():
-        return _norm(recording, layer, x, layer.num_groups)
+        return _norm(recording, layer, x)
     rows, channels = x.shape[:2]
     weight = recording.expanded(layer.weight, rows)
     bias = recording.expanded(layer.bias, rows)
@@ -120,7 +120,8 @@ def group_norm(recording: Recording, layer: nn.GroupNorm, input: Tensor) -> Tens
     return torch.ops.aten._unsafe_view(output, x.shape)  # type: ignore[no-any-return]
 
 
-def _norm(recording: Recording, layer: nn.GroupNorm, x: Tensor, groups: int) -> Tensor:
+def _norm(recording: Recording, layer: nn.GroupNorm, x: Tensor) -> Tensor:
+    groups = layer.num_groups
     output = F.group_norm(x, groups, layer.weight, layer.bias, layer.eps)
     if not layer.affine:
         return output

@@ -131,9 +131,7 @@ class Recording:
 
     def tokens(self, t: Tensor) -> Tensor:
         """Shape (n, ..., d) as (B, T, d): all vectors of each sample."""
-        if len(t) % self.samples:
-            raise UserError(f"a layer reads {len(t)} rows of {self.samples} samples, so it mixes them")
-        return t.reshape(self.samples, -1, t.shape[-1])
+        return self.per_sample(t).flatten(1, -2)
 
     def spread(self, t: Tensor) -> Tensor:
         """What all samples share, shape (1, ...), as a row for each of them."""
