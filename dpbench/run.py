@@ -127,7 +127,8 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
         except SystemExit:  # Hydra's, after it has printed why a launcher failed
             errors.print("error: the launcher failed; what is recorded stays", style="red")
     rows = _rows(jobs)
-    print_table(rows, console)
+    if any(row.status != Status.REFUSED for row in rows):  # where nothing ran, a sentence says all
+        print_table(rows, console)
     if multirun and waiting and any(row.summary for row in rows):
         _keep_table(rows, jobs, results / "sweeps" / sweep, group)
     return _interrupted() if interrupted else _complain(rows)

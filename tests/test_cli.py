@@ -189,6 +189,7 @@ def test_what_a_run_cannot_start_with_is_one_line_that_names_field_value_and_wha
     assert outcome.code == 2
     assert outcome.error().startswith(f"{typed}: ")
     assert allowed in outcome.error()
+    assert "test accuracy" not in outcome.out
 
 
 def test_a_run_that_cannot_start_leaves_no_record(refused):
