@@ -1,0 +1,187 @@
+"""ADP's calibration theorem: one noise level for a whole schedule of noise factors, and when its proof holds.
+
+Here to reproduce the paper's settings. It is no replacement for an accountant: its eps is some 10 to 65 times
+what an accountant finds for the same noise, and most settings of the paper violate its conditions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpbench.errors import require
+from dpbench.privacy.closed_forms import gaussian_delta
+
+CONSTANT = 16.0  # the paper's C_eps
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One side condition of the theorem; it holds where value <= limit.
+
+    Attributes:
+        name: short name, for looking it up.
+        statement: what is asked, in a line.
+        value: left side at the setting.
+        limit: right side.
+        needed: whether the proof needs it; if not, the paper asks for it but needed ones imply what it is used for.
+    """
+
+    name: str
+    statement: str
+    value: float
+    limit: float
+    needed: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the condition is met."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class AdpTheorem:
+    """The calibration theorem for one schedule (ADP, Theorem C.1; Theorem 4.1 for batches of one sample).
+
+        sigma^2 = (16 G)^2 B / (n eps)^2 * sum_t 1/alpha_t^2,    B = log(16 T m / (n delta)) log(1.25/delta)
+
+    Step t adds noise of standard deviation alpha_t sigma to the *mean* gradient of a batch, clipped at G. As noise
+    multiplier (noise on the sum over G) that is alpha_t z with z = sigma m / G, which does not depend on G. All
+    factors times a constant changes no alpha_t z.
+
+    Neighbours: one sample replaced. Batches: m of n samples, uniformly, without replacement, anew in each step. The
+    factors must be fixed before training.
+
+    Attributes:
+        factors: alpha_1..alpha_T, each > 0; all 1 for DP-SGD, sqrt(b_t) = 1/sqrt(eta_t) for ADP-SGD.
+        samples: n.
+        batch_size: m.
+        delta: of the whole run, in (0, 1).
+        batch_in_log: B as above (Theorem C.1), or with m = 1 there though batches are larger, as in the main text;
+            the latter is no theorem for m > 1, see `conditions`.
+    """
+
+    factors: tuple[float, ...]
+    samples: int
+    batch_size: int
+    delta: float
+    batch_in_log: bool = True
+
+    def __post_init__(self) -> None:
+        require(len(self.factors) > 0, "factors", "()", "one factor for each step, at least one")
+        require(min(self.factors) > 0, "factors", min(self.factors), "numbers > 0")
+        require(self.samples >= 1, "samples", self.samples, "an integer >= 1")
+        require(1 <= self.batch_size <= self.samples, "batch_size", self.batch_size, f"1..{self.samples}")
+        most = min(1.0, 12.5 * self._log_batch * len(self.factors) / self.samples)
+        require(0 < self.delta < most, "delta", self.delta, f"a number in (0, {most:g})")
+
+    @property
+    def _log_batch(self) -> int:
+        return self.batch_size if self.batch_in_log else 1
+
+    @property
+    def log_factor(self) -> float:
+        """B, written B_delta in the paper."""
+        passes = len(self.factors) * self._log_batch / self.samples
+        return math.log(16 * passes / self.delta) * math.log(1.25 / self.delta)
+
+    @cached_property
+    def _sums(self) -> NDArray[np.float64]:
+        return np.cumsum(np.asarray(self.factors, dtype=np.float64) ** -2)
+
+    def inverse_squares(self, steps: int | None = None) -> float:
+        """Sum of 1/alpha_t^2 over the first `steps` steps, all by default."""
+        taken = len(self.factors) if steps is None else steps
+        require(0 <= taken <= len(self.factors), "steps", taken, f"0..{len(self.factors)}")
+        return float(self._sums[taken - 1]) if taken else 0.0
+
+    @property
+    def constant(self) -> float:
+        """K = sqrt(B sum 1/alpha^2)/n, so that sigma = G K / (eps/16)."""
+        return math.sqrt(self.log_factor * self.inverse_squares()) / self.samples
+
+    def sigma(self, eps: float, clip_norm: float) -> float:
+        """Standard deviation for eps, in units of the mean gradient, before the factor alpha_t.
+
+        Args:
+            eps: total, > 0; 16 times the paper's normalised budget.
+            clip_norm: G > 0.
+        """
+        require(clip_norm > 0, "clip_norm", clip_norm, "a number > 0")
+        return clip_norm / self.batch_size * self.noise_multiplier(eps)
+
+    def noise_multiplier(self, eps: float) -> float:
+        """Noise multiplier z for eps, which step t multiplies by alpha_t."""
+        require(eps > 0, "eps", eps, "a number > 0")
+        return CONSTANT * self.batch_size * self.constant / eps
+
+    def spent(self, noise_multiplier: float, steps: int | None = None) -> float:
+        """Eps of the first `steps` steps with multipliers alpha_t z, all by default; inverse of `noise_multiplier`.
+
+        B stays that of the whole run, so that the last value is the eps calibrated for.
+
+        Args:
+            noise_multiplier: z > 0.
+            steps: 0..T.
+        """
+        require(noise_multiplier > 0, "noise_multiplier", noise_multiplier, "a number > 0")
+        root = math.sqrt(self.log_factor * self.inverse_squares(steps))
+        return CONSTANT * self.batch_size * root / (self.samples * noise_multiplier)
+
+    @property
+    def step_delta(self) -> float:
+        """The proof's delta_0, n delta / (12.5 T m): failure probability of one step before subsampling."""
+        return self.delta * self.samples / (12.5 * len(self.factors) * self.batch_size)
+
+    def largest_step_eps(self, eps: float) -> float:
+        """Largest eps of a single step before subsampling, by the classical bound at `step_delta`."""
+        smallest = min(self.factors) * self.noise_multiplier(eps)
+        return 2 * math.sqrt(2 * math.log(1.25 / self.step_delta)) / smallest
+
+    def conditions(self, eps: float) -> tuple[Condition, ...]:
+        """The side conditions at a total eps, in the order of the proof.
+
+        `step_eps` is how the paper states the first one (with its misprint corrected: the square root of
+        n^2 eps^2 log(1.25/delta_0) / (32 m^2 B alpha_t^2 sum 1/alpha^2) is the eps of step t). It is used twice, for
+        the classical Gaussian bound and for exp(x) - 1 <= 2x; `gaussian` and `doubling` check just that, and hold a
+        little further.
+        """
+        step = self.largest_step_eps(eps)
+        classical = math.sqrt(2 * math.log(1.25 / self.step_delta))
+        step_log, slack_log = math.log(1.25 / self.step_delta), math.log(1.25 / self.delta)
+        return (
+            Condition("step_eps", "each step's eps before subsampling is at most 1", step, 1.0, needed=False),
+            Condition(
+                "gaussian",
+                "the exact delta of a step at that eps is at most delta_0",
+                gaussian_delta(step, step / classical),
+                self.step_delta,
+                needed=True,
+            ),
+            Condition("doubling", "(exp(x) - 1)/x <= 2 at that eps", math.expm1(step) / step, 2.0, needed=True),
+            Condition(
+                "batch", "a batch is at most half of the samples", self.batch_size, self.samples / 2, needed=True
+            ),
+            Condition(
+                "composition",
+                "eps^2 log(1.25/delta_0) <= 8 B log(1.25/delta): the second term of the composition is the smaller",
+                eps * eps * step_log,
+                8 * self.log_factor * slack_log,
+                needed=True,
+            ),
+            Condition(
+                "log_factor",
+                "log(1.25/delta_0) log(1.25/delta) <= B; fails where B leaves out the batch size",
+                step_log * slack_log,
+                self.log_factor,
+                needed=True,
+            ),
+        )
+
+    def certified(self, eps: float) -> bool:
+        """Whether every condition that the proof needs holds, so that eps is a guarantee."""
+        return all(condition.holds for condition in self.conditions(eps) if condition.needed)
