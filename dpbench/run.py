@@ -22,7 +22,7 @@ from dpbench.errors import UserError
 from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
 from dpbench.tracking.record import read_json, require_writable, write_atomically
-from dpbench.training.budget import noise_multiplier
+from dpbench.training.budget import budget
 from dpbench.training.execute import record_of
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -110,7 +110,7 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
     require_writable(results)
     waiting = [job for job in jobs if job.config.force or not record_of(job).finished()]
     for job in waiting:
-        noise_multiplier(job.config)  # refuses here what can't be calibrated; the result is cached
+        budget(job.config)  # refuses here what can't be calibrated; the result is cached
     sweep = time.strftime("%Y-%m-%d_%H-%M-%S")
     group = first.tracker.group or (f"sweep-{sweep}" if multirun else None)
     interrupted = False
@@ -181,11 +181,13 @@ def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | Non
         "test accuracy",
         "best on test",
         "eps",
+        "eps as published",
         "status",
     ]
     cells = []
     for job, row in zip(jobs, rows, strict=True):
-        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps")), row.status]
+        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps"))]
+        found += [str(row.summary.get("published_eps")), row.status]
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
     where = Path(jobs[0].config.results_dir)
     log_table(settings, where, name=f"table-{group}", columns=columns, rows=cells, say=errors.print)

@@ -15,7 +15,7 @@ from rich.console import Console
 from dpbench.config import compose_jobs, config_hash
 from dpbench.report.sweep import Row, print_table
 from dpbench.step import PrivateStep
-from dpbench.training.budget import noise_multiplier
+from dpbench.training.budget import budget
 
 # arguments, what stands for field and value, what is said to be allowed
 BAD_INPUT = [
@@ -84,7 +84,7 @@ def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, argumen
 
 
 def test_an_enormous_eps_is_reached_or_refused_in_one_line(tmp_path):
-    outcome = run(tmp_path / "results", "eps=1e9", "privacy=pld")
+    outcome = run(tmp_path / "results", "eps=1e9", "privacy.accountant=pld")
     assert outcome.code in (0, 2)
     assert outcome.code == 0 or outcome.error().startswith("eps=1e+09: ")
 
@@ -338,7 +338,7 @@ def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tm
     config = compose_jobs([*SMALL, "eps=2", "seed=7"], multirun=False)[0].config
     assert (outcome.code, outcome.err) == (0, "")
     shown = next(line for line in outcome.out.splitlines() if config_hash(config) in line)
-    multiplier = f"{noise_multiplier(config).noise_multiplier:.4f}"
+    multiplier = f"{budget(config).noise_multiplier:.4f}"
     assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
     assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
     assert not (tmp_path / "results").exists()
@@ -441,7 +441,7 @@ def test_the_hash_does_not_depend_on_typing_what_is_the_default():
         "optim.lr=0.1",
         "schedule=cosine",
         "model.hidden=[32]",
-        "privacy=rdp",
+        "privacy.accountant=rdp",
         "algo=disk",
     ],
 )

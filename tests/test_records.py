@@ -30,7 +30,9 @@ RATE = 64 / 1437
 def finished(tmp_path_factory) -> Path:
     """The record of a run of DiSK, by the tight accountant."""
     results = tmp_path_factory.mktemp("finished")
-    outcome = run(results, "algo=disk", "eps=4", "delta=1/N", "seed=3", "privacy=pld", "model.hidden=[8]", "model=mlp")
+    outcome = run(
+        results, "algo=disk", "eps=4", "delta=1/N", "seed=3", "privacy.accountant=pld", "model.hidden=[8]", "model=mlp"
+    )
     assert (outcome.code, outcome.err) == (0, "")
     return only_record(results)
 
@@ -195,7 +197,7 @@ def test_a_sweep_with_a_failed_run_says_which_and_exits_with_1(half_failed):
 def test_a_table_shows_no_accuracy_of_a_run_that_failed(half_failed):
     outcome, tracked = half_failed
     (path,) = outcome.results.glob("sweeps/*/table.csv")
-    assert re.search(r"^algo=disk,–,–,–,–,–,–,failed,", path.read_text(), re.MULTILINE)
+    assert re.search(r"^algo=disk,–,–,–,–,–,–,–,failed,", path.read_text(), re.MULTILINE)
     shown = {row["run"]: (row["test accuracy"], row["status"]) for row in tracked}
     assert shown["algo=dpsgd"][0] is not None
     assert shown["algo=disk"] == (None, "failed")

@@ -8,7 +8,7 @@ from helpers import assembled, composed
 from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Splits
 from dpbench.training.assemble import assemble
-from dpbench.training.budget import noise_multiplier, open_ledger
+from dpbench.training.budget import budget, open_ledger
 from dpbench.training.devices import choose_device
 from dpbench.training.evaluation import evaluate
 from dpbench.training.loop import train
@@ -25,7 +25,7 @@ def trained(*overrides, root=Path("nowhere")):
     """Metrics of all evaluations, and the final parameters, of a run on the CPU."""
     config = config_of(*overrides)
     device = torch.device("cpu")
-    multiplier = noise_multiplier(config).noise_multiplier
+    multiplier = budget(config).noise_multiplier
     ledger = open_ledger(config, multiplier)
     parts = assemble(config, device, multiplier, ledger)
     metrics, steps = [], []
@@ -38,7 +38,7 @@ def trained(*overrides, root=Path("nowhere")):
 
 @pytest.mark.parametrize("algo", ["dpsgd", "dpadam", "doppler", "disk"])
 def test_every_algorithm_learns_digits_within_its_budget(algo):
-    metrics, _ = trained(f"algo={algo}", "eps=8", "privacy=rdp", "evaluation.every_epochs=10")
+    metrics, _ = trained(f"algo={algo}", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=10")
     assert metrics[-1].test_accuracy > 0.88
     assert metrics[-1].test_accuracy > metrics[0].test_accuracy - 0.03
     assert 7.9 < metrics[-1].eps <= 8
@@ -54,12 +54,12 @@ def test_every_algorithm_learns_digits_within_its_budget(algo):
     ],
 )
 def test_variants_of_the_engine_learn_digits(overrides):
-    metrics, _ = trained("algo=disk", "eps=8", "privacy=rdp", *overrides)
+    metrics, _ = trained("algo=disk", "eps=8", "privacy.accountant=rdp", *overrides)
     assert metrics[-1].test_accuracy > (0.4 if "epochs=3" in overrides else 0.75)
 
 
 def test_memory_layout_changes_a_run_by_no_more_than_rounding():
-    settings = ["model=wrn_16_4", "model.width=1", "model.depth=10", "privacy=rdp", "batch_size=64", "epochs=0.1"]
+    settings = ["model=wrn_16_4", "model.width=1", "model.depth=10", "batch_size=64", "epochs=0.1"]
     _, plain = trained(*settings)
     _, last = trained(*settings, "channels_last=true")
     torch.testing.assert_close(plain, last, rtol=0, atol=1e-4)
@@ -67,14 +67,20 @@ def test_memory_layout_changes_a_run_by_no_more_than_rounding():
 
 def test_real_images_are_learned_under_privacy(data_root):
     metrics, _ = trained(
-        "dataset=mnist", "algo=disk", "eps=8", "privacy=rdp", "batch_size=250", "epochs=0.3", root=data_root("mnist")
+        "dataset=mnist",
+        "algo=disk",
+        "eps=8",
+        "privacy.accountant=rdp",
+        "batch_size=250",
+        "epochs=0.3",
+        root=data_root("mnist"),
     )
     assert metrics[-1].test_accuracy > 0.75
     assert metrics[-1].eps <= 8
 
 
 def test_less_budget_means_more_noise_and_infinity_none():
-    multipliers = [noise_multiplier(config_of(f"eps={eps}", "privacy=rdp")).noise_multiplier for eps in (1, 8, "inf")]
+    multipliers = [budget(config_of(f"eps={eps}", "privacy.accountant=rdp")).noise_multiplier for eps in (1, 8, "inf")]
     assert multipliers[0] > multipliers[1] > multipliers[2] == 0
 
 
@@ -85,7 +91,7 @@ def test_run_without_noise_is_the_same_for_each_way_to_say_so_and_differs_by_cli
     assert not torch.equal(clipped, free)
 
 
-SHORT = ("epochs=2", "eps=4", "privacy=rdp")
+SHORT = ("epochs=2", "eps=4", "privacy.accountant=rdp")
 
 
 @pytest.mark.parametrize(

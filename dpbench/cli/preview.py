@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.config import Job, config_hash
-from dpbench.training.budget import noise_multiplier
+from dpbench.training.budget import budget
 from dpbench.training.estimate import seconds_of_training
 from dpbench.training.execute import record_of
 
@@ -33,7 +33,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     total = 0.0
     for job in jobs:
         config = job.config
-        multiplier = noise_multiplier(config).noise_multiplier
+        multiplier = budget(config).noise_multiplier
         seconds = seconds_of_training(config)
         finished = record_of(job).finished() and not config.force
         total += 0 if finished else seconds

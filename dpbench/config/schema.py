@@ -11,38 +11,17 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dpbench import clip, filters, noise, optim, query, threshold
+from dpbench.config.privacy import Privacy
 from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError, require
 from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN, WideResNet
-from dpbench.privacy import ACCOUNTANTS, Plan, Release
+from dpbench.privacy import Plan, Release
+from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.training import schedules
 
 DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
-
-
-@dataclass
-class Privacy:
-    """How eps is accounted for.
-
-    Attributes:
-        accountant: "pld" (tight) or "rdp".
-        noise_multiplier: use this z instead of calibrating; refused where it would spend more than eps.
-    """
-
-    accountant: str = "pld"
-    noise_multiplier: float | None = None
-
-    def __post_init__(self) -> None:
-        require(
-            self.accountant in ACCOUNTANTS,
-            "privacy.accountant",
-            self.accountant,
-            f"one of {', '.join(ACCOUNTANTS)}",
-        )
-        given = self.noise_multiplier
-        require(given is None or 0 < given < math.inf, "privacy.noise_multiplier", given, "a finite number > 0")
 
 
 @dataclass
@@ -108,7 +87,7 @@ class RunConfig:
         delta: failure probability: a number, or a rule in the number of training samples N ("1/N^1.1", "1/N").
         seed: every random stream derives from it.
         device: auto, cpu, cuda or cuda:<index>.
-        batch_size: expected batch size B of Poisson sampling.
+        batch_size: expected batch size B.
         epochs: passes over the data E; the run takes T = ceil(E N / B) steps.
         micro_batch: samples whose gradients are computed at once; null chooses what fits into memory.
         precision: float32, or bfloat16 to run the model under autocast; norms, sums and noise stay in float32.
@@ -206,8 +185,8 @@ class RunConfig:
 
     @property
     def steps(self) -> int:
-        """T = ceil(E N / B)."""
-        return math.ceil(round(self.epochs * self.dataset.train_size / self.batch_size, 9))
+        """T = ceil(E N / B), or E ceil(N / B) where the sampler passes over the data."""
+        return steps_of(self.privacy.scheme, self.dataset.train_size, self.batch_size, self.epochs)
 
     @property
     def evaluate_every(self) -> int:
@@ -220,7 +199,15 @@ class RunConfig:
 
     def release_plan(self) -> Plan:
         """The releases of the run, with the relative scales s_t as multipliers."""
-        return Plan.of(Release(self.sampling_rate, self.noise.scale(step)) for step in range(self.steps))
+        return self._plan([self.noise.scale(step) for step in range(self.steps)], self.privacy.scheme)
+
+    def published_plan(self) -> Plan:
+        """The releases as an accountant sees them that takes every batch for a Poisson sample."""
+        return self._plan([self.noise.claimed_scale(step) for step in range(self.steps)], POISSON)
+
+    def _plan(self, scales: list[float], scheme: Scheme) -> Plan:
+        epoch = math.ceil(self.dataset.train_size / self.batch_size) if scheme.passes else 0
+        return Plan.of((Release(self.sampling_rate, scale) for scale in scales), scheme, epoch)
 
 
 # Group and option of every schema, as YAML files name them in `/schema/<group>: <option>`.
@@ -233,7 +220,11 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "none": clip.NoClip,
     },
     "threshold": {"fixed": threshold.FixedThreshold},
-    "noise": {"constant": noise.ConstantNoise},
+    "noise": {
+        "constant": noise.ConstantNoise,
+        "disk_released": noise.DiskReleasedNoise,
+        "understated": noise.UnderstatedNoise,
+    },
     "filter": {
         "identity": filters.Identity,
         "exponential": filters.Exponential,

@@ -1,37 +1,114 @@
-"""eps of a plan at a given delta, by dp-accounting."""
+"""eps of a plan at a given delta: dp-accounting, asked for what each sampling scheme permits."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Sequence
 
 import dp_accounting
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpbench.privacy.plan import Plan
+from dpbench.privacy.plan import Plan, Release, Repeat
+from dpbench.privacy.sampling import FIXED_SIZE, Scheme
+
+ACCOUNTANTS = ("pld", "rdp", "gdp")
 
 # Below this the accountants' floating point no longer holds, and nothing is private anyway.
 SMALLEST_MULTIPLIER = 1e-6
+
+# Multipliers within this ratio count as the smallest of them: eps of a plan of many comes out larger by up to 1 %.
+GRID = 1.01
+
+# Groups whose loss is a smaller share of the whole may be wider.
+NEGLIGIBLE = 1e-4
+
+CLOSED_FORM_ORDERS = (*range(2, 65), 128, 256, 512, 1024)
 
 # It warns of every Rényi order whose series did not converge; leaving an order out keeps the bound valid.
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 
 def event(plan: Plan) -> dp_accounting.DpEvent:
-    """The plan as an event of dp-accounting, composed in order."""
+    """The plan as an event of dp-accounting."""
+    if plan.scheme.passes:
+        multiplier = pass_multiplier(plan)
+        return dp_accounting.GaussianDpEvent(multiplier) if multiplier < math.inf else dp_accounting.NoOpDpEvent()
     return dp_accounting.ComposedDpEvent(
-        [
-            dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(
-                    release.sampling_rate, dp_accounting.GaussianDpEvent(release.noise_multiplier)
-                ),
-                count,
-            )
-            for release, count in plan.runs
-        ]
+        [dp_accounting.SelfComposedDpEvent(_sampled(run.release, plan.scheme), run.times) for run in plan.runs]
     )
+
+
+def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
+    gaussian = dp_accounting.GaussianDpEvent(release.joint.noise_multiplier / scheme.sensitivity)
+    if scheme is FIXED_SIZE:
+        # Its bound depends on the sizes through their ratio alone.
+        size = 10**9
+        return dp_accounting.SampledWithoutReplacementDpEvent(size, round(size * release.sampling_rate), gaussian)
+    return dp_accounting.PoissonSampledDpEvent(release.sampling_rate, gaussian)
+
+
+def pass_multiplier(plan: Plan) -> float:
+    """Noise multiplier of the one Gaussian release that a plan of passes over the data is; inf for an empty plan.
+
+    In each pass a sample takes part in one release, in the worst case the least noisy one; passes compose exactly
+    (Dong, Roth, Su 2022, corollary 3.3). With correlated noise all passes are one release of a matrix mechanism.
+    """
+    if not len(plan):
+        return math.inf
+    if plan.correlation is not None:
+        return plan.smallest_multiplier / math.sqrt(plan.correlation.squared_sensitivity(len(plan), plan.epoch))
+    smallest: list[float] = []
+    position = 0
+    for release, times in plan.runs:
+        multiplier = release.joint.noise_multiplier
+        first, last = position // plan.epoch, (position + times - 1) // plan.epoch
+        smallest += [math.inf] * (last + 1 - len(smallest))
+        for number in range(first, last + 1):
+            smallest[number] = min(smallest[number], multiplier)
+        position += times
+    if min(smallest) == 0:
+        return 0.0
+    return float(sum(z**-2 for z in smallest) ** -0.5)
+
+
+def coarse(plan: Plan, ratio: float = GRID) -> Plan:
+    """A plan of few different releases that spends at least as much: multipliers rounded down to a common one.
+
+    The order of releases does not matter where batches are independent. Plans of passes are returned as they are.
+    """
+    if plan.scheme.passes:
+        return plan
+    grouped = rounding(plan, ratio)
+    counts: Counter[Release] = Counter()
+    for release, times in plan.runs:
+        counts[grouped[release.joint]] += times
+    return Plan(tuple(Repeat(*item) for item in counts.items()), plan.scheme)
+
+
+def rounding(plan: Plan, ratio: float) -> dict[Release, Release]:
+    """The release that each joint release of the plan counts as: one of the same rate with as much noise or less."""
+    counts: Counter[Release] = Counter()
+    for release, times in plan.runs:
+        counts[release.joint] += times
+    whole = sum(times * _loss(release) for release, times in counts.items())
+    grouped: dict[Release, Release] = {}
+    base, added = Release(math.nan, 0.0), 0.0
+    for release in sorted(counts):
+        added += counts[release] * (_loss(base) - _loss(release))
+        close = release.noise_multiplier <= ratio * base.noise_multiplier or added <= NEGLIGIBLE * whole
+        if release.sampling_rate != base.sampling_rate or not close:
+            base, added = release, 0.0
+        grouped[release] = base
+    return grouped
+
+
+def _loss(release: Release) -> float:
+    """What a release adds to the loss of many small ones, up to a factor."""
+    return (release.sampling_rate / release.noise_multiplier) ** 2 if release.noise_multiplier > 0 else math.inf
 
 
 def discretisation(eps: float) -> float:
@@ -42,34 +119,71 @@ def discretisation(eps: float) -> float:
     return max(1e-5, min(1e-3, eps / 5000), eps / 50_000)
 
 
-def _pld(plan: Plan, delta: float, eps_scale: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=discretisation(eps_scale))
-    return float(accountant.compose(event(plan)).get_epsilon(delta))
-
-
-def _rdp(plan: Plan, delta: float, eps_scale: float) -> float:
-    return float(RdpAccountant().compose(event(plan)).get_epsilon(delta))
-
-
 def quick_bound(plan: Plan, delta: float) -> float:
     """A looser bound in milliseconds, to start a search from: Rényi at orders with a closed form."""
-    return float(RdpAccountant(orders=[*range(2, 65), 128, 256, 512, 1024]).compose(event(plan)).get_epsilon(delta))
+    opened = _rdp(plan.scheme, CLOSED_FORM_ORDERS)
+    return float(opened.compose(event(coarse(plan, 1.2))).get_epsilon(delta))
 
 
-ACCOUNTANTS: dict[str, Callable[[Plan, float, float], float]] = {"pld": _pld, "rdp": _rdp}
+def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
+    relation = NeighboringRelation.REPLACE_ONE if scheme is FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
+    return RdpAccountant(orders, relation)
 
 
-def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float) -> float:
-    """An upper bound on eps of all releases in the plan, at delta, add-or-remove-one neighbours.
+def _pld(eps_scale: float) -> PLDAccountant:
+    return PLDAccountant(value_discretization_interval=discretisation(eps_scale))
+
+
+def tightest(scheme: Scheme) -> str:
+    """The accountant that gives the smallest valid eps."""
+    return scheme.accountants[0]
+
+
+def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, ratio: float = GRID) -> float:
+    """An upper bound on eps of all releases in the plan, at delta, for the neighbours of its sampling scheme.
 
     Args:
         plan: releases with their final noise multipliers.
         delta: in (0, 1).
-        accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi).
+        accountant: "pld" (privacy loss distributions), "rdp" (Rényi) or "gdp" (Gaussian, exact).
         eps_scale: about the eps expected; sets how finely PLD rounds.
+        ratio: see `coarse`.
+
+    Raises:
+        ValueError: the accountant gives no valid bound for the plan's scheme.
     """
+    if accountant not in plan.scheme.accountants:
+        raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling")
     if len(plan) == 0:
         return 0.0
-    if any(release.noise_multiplier < SMALLEST_MULTIPLIER for release, _ in plan.runs):
+    if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
-    return ACCOUNTANTS[accountant](plan, delta, eps_scale)
+    if accountant == "gdp":
+        return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
+    opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
+    return float(opened.compose(event(coarse(plan, ratio))).get_epsilon(delta))
+
+
+class Account:
+    """eps of a growing part of a plan, without starting over each time."""
+
+    def __init__(self, plan: Plan, delta: float, accountant: str, *, eps_scale: float) -> None:
+        self._plan = plan
+        self._delta = delta
+        self._name = accountant
+        self._scale = eps_scale
+        self._grouped = rounding(plan, GRID)
+        self._made = 0
+        self._opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
+
+    def epsilon(self, made: int) -> float:
+        """Eps of the first so many releases, at least as many as were asked for before."""
+        first = self._plan.prefix(made)
+        if self._plan.scheme.passes or first.smallest_multiplier < SMALLEST_MULTIPLIER:
+            return epsilon(first, self._delta, self._name, eps_scale=self._scale)
+        since: Counter[Release] = Counter()
+        for release, times in self._plan.between(self._made, made).runs:
+            since[self._grouped[release.joint]] += times
+        new = Plan(tuple(Repeat(*item) for item in since.items()), self._plan.scheme)
+        self._made = made
+        return float(self._opened.compose(event(new)).get_epsilon(self._delta))

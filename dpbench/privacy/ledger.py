@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpbench.privacy.accountants import discretisation, epsilon
-from dpbench.privacy.plan import Plan, Release, Repeat
+from dpbench.privacy.accountants import Account, discretisation, epsilon
+from dpbench.privacy.plan import Part, Plan, Release, Repeat
 
 
 class BudgetError(RuntimeError):
@@ -23,14 +23,19 @@ class Ledger:
         delta: failure probability of the guarantee.
         accountant: name of the accountant.
         eps: target; also sets how finely PLD rounds.
+        published_eps: what a publication's rule states for the whole plan, where that rule set the noise.
     """
 
-    def __init__(self, plan: Plan, *, eps: float, delta: float, accountant: str) -> None:
+    def __init__(
+        self, plan: Plan, *, eps: float, delta: float, accountant: str, published_eps: float | None = None
+    ) -> None:
         self.plan = plan
         self.eps = eps
         self.delta = delta
         self.accountant = accountant
+        self.published_eps = published_eps
         self._runs: list[Repeat] = []
+        self._account = Account(plan, delta, accountant, eps_scale=eps)
         self._spent: tuple[int, float] = (0, 0.0)
 
     def __len__(self) -> int:
@@ -65,40 +70,53 @@ class Ledger:
     @property
     def made(self) -> Plan:
         """The releases made so far."""
-        return Plan(tuple(self._runs))
+        return self.plan.prefix(len(self))
 
     def complete(self) -> bool:
         """Whether the releases made are exactly those planned."""
-        return self.made == self.plan
+        return tuple(self._runs) == self.plan.runs
 
     def epsilon(self) -> float:
         """Eps of all releases made so far, at the ledger's delta."""
         if self._spent[0] != len(self):
-            value = epsilon(self.made, self.delta, self.accountant, eps_scale=self.eps)
+            if self.complete():
+                value = epsilon(self.plan, self.delta, self.accountant, eps_scale=self.eps)
+            else:
+                value = self._account.epsilon(len(self))
             self._spent = (len(self), value)
         return self._spent[1]
 
     def state_dict(self) -> dict[str, Any]:
         """The ledger as plain values, also what ledger.json holds."""
+        scheme, correlation = self.plan.scheme, self.plan.correlation
         return {
-            "neighbouring": "add or remove one sample",
-            "sampler": "poisson",
+            "neighbouring": scheme.neighbouring,
+            "sampler": scheme.name,
+            "epoch": self.plan.epoch or None,
             "mechanism": "gaussian",
+            "correlation": repr(correlation) if correlation is not None else None,
             "accountant": self.accountant,
             "discretisation": discretisation(self.eps) if self.accountant == "pld" else None,
             "target_eps": self.eps,
+            "published_eps": self.published_eps,
             "delta": self.delta,
             "planned": len(self.plan),
-            "releases": [{**run.release._asdict(), "count": run.times} for run in self._runs],
+            "releases": [
+                {**run.release._asdict(), "beside": [part._asdict() for part in run.release.beside], "count": run.times}
+                for run in self._runs
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue a ledger of the same plan."""
-        runs = [
-            Repeat(Release(entry["sampling_rate"], entry["noise_multiplier"]), entry["count"])
-            for entry in state["releases"]
-        ]
-        made = Plan(tuple(runs))
-        if made != self.plan.prefix(len(made)):
+        """Continue a ledger of the same plan.
+
+        Raises:
+            BudgetError: the recorded releases are not the first ones of the plan. The ledger stays as it is.
+        """
+        runs = []
+        for entry in state["releases"]:
+            beside = tuple(Part(**part) for part in entry["beside"])
+            runs.append(Repeat(Release(entry["sampling_rate"], entry["noise_multiplier"], beside), entry["count"]))
+        if tuple(runs) != self.plan.prefix(sum(run.times for run in runs)).runs:
             raise BudgetError("the recorded releases are not the first ones of this plan")
         self._runs = runs

@@ -1,28 +1,161 @@
-"""How the samples of a step are drawn."""
+"""How the samples of a step are drawn, and what that means for a guarantee."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class PoissonSampler:
-    """Each sample takes part in each step with probability q, independently.
+@dataclass(frozen=True)
+class Scheme:
+    """A way to draw batches.
 
-    Neighbouring relation: add or remove one sample. The size of a batch varies and may be 0.
+    Attributes:
+        name: as in a configuration.
+        words: what it does.
+        neighbouring: data sets that the guarantee does not tell apart.
+        sensitivity: largest change of a clipped sum between neighbours, in units of the bound C.
+        passes: whether every sample takes part exactly once in each pass over the data.
+        accountants: those that give a valid bound, tightest first.
+    """
+
+    name: str
+    words: str
+    neighbouring: str
+    sensitivity: float
+    passes: bool
+    accountants: tuple[str, ...]
+
+
+POISSON = Scheme(
+    "poisson",
+    "each sample takes part in each step with the same probability, independently",
+    "add or remove one sample",
+    1.0,
+    False,
+    ("pld", "rdp"),
+)
+FIXED_SIZE = Scheme(
+    "fixed_size",
+    "each step draws a batch of fixed size without replacement",
+    "replace one sample by another",
+    2.0,
+    False,
+    ("rdp",),
+)
+SHUFFLED = Scheme(
+    "shuffled",
+    "each pass over the data is shuffled and cut into batches",
+    "replace one sample by one that contributes nothing",
+    1.0,
+    True,
+    ("gdp", "rdp"),
+)
+CYCLIC = Scheme(
+    "cyclic",
+    "the data are shuffled once and every pass takes the same batches in the same order",
+    "replace one sample by one that contributes nothing",
+    1.0,
+    True,
+    ("gdp", "rdp"),
+)
+SCHEMES = {scheme.name: scheme for scheme in (POISSON, FIXED_SIZE, SHUFFLED, CYCLIC)}
+
+
+class Sampler:
+    """Draws the batches of a run.
 
     Attributes:
         size: number of samples N.
-        rate: sampling rate q in (0, 1].
+        batch: B, the size of a batch: expected for Poisson sampling, exact otherwise but for a last one of a pass.
     """
 
-    def __init__(self, size: int, rate: float, generator: torch.Generator) -> None:
+    def __init__(self, size: int, batch: int, generator: torch.Generator) -> None:
         self.size = size
-        self.rate = rate
+        self.batch = batch
         self._generator = generator
+
+    def draw(self) -> Tensor:
+        """Indices of the next batch, shape (B,), int64, on the generator's device."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the sampler remembers between batches; its generator is its owner's."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned."""
+
+
+class PoissonSampler(Sampler):
+    """Each sample takes part in each step with probability q = B/N, independently. A batch may be empty."""
+
+    def __init__(self, size: int, batch: int, generator: torch.Generator) -> None:
+        super().__init__(size, batch, generator)
         # Double precision: a float32 draw rounds q to a multiple of 2^-24.
         self._draws = torch.empty(size, dtype=torch.float64, device=generator.device)
 
     def draw(self) -> Tensor:
-        """Indices of the next batch, ascending, shape (B,), int64, on the generator's device."""
-        return (self._draws.uniform_(generator=self._generator) < self.rate).nonzero().squeeze(1)
+        """Ascending indices."""
+        return (self._draws.uniform_(generator=self._generator) < self.batch / self.size).nonzero().squeeze(1)
+
+
+class FixedSizeSampler(Sampler):
+    """Each step draws B samples without replacement, independently of other steps."""
+
+    def draw(self) -> Tensor:
+        """Indices in random order."""
+        order = torch.randperm(self.size, generator=self._generator, device=self._generator.device)
+        return order[: self.batch]
+
+
+class PassSampler(Sampler):
+    """Cuts a random order of the data into batches of B; the last batch of a pass has what is left.
+
+    Attributes:
+        reshuffle: draw a new order for each pass; otherwise all passes share the first.
+    """
+
+    def __init__(self, size: int, batch: int, generator: torch.Generator, *, reshuffle: bool) -> None:
+        super().__init__(size, batch, generator)
+        self.reshuffle = reshuffle
+        self._order: Tensor | None = None
+        self._next = 0
+
+    def draw(self) -> Tensor:
+        """Indices in random order."""
+        if self._order is None or (self.reshuffle and self._next >= self.size):
+            self._order = torch.randperm(self.size, generator=self._generator, device=self._generator.device)
+        if self._next >= self.size:
+            self._next = 0
+        batch = self._order[self._next : self._next + self.batch]
+        self._next += self.batch
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Order of the pass and place in it."""
+        return {} if self._order is None else {"order": self._order.clone(), "next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue within a pass."""
+        self._order = state["order"].clone() if state else None
+        self._next = state["next"] if state else 0
+
+
+def make_sampler(scheme: Scheme, size: int, batch: int, generator: torch.Generator) -> Sampler:
+    """The sampler of a scheme over N samples with batches of B."""
+    if scheme is POISSON:
+        return PoissonSampler(size, batch, generator)
+    if scheme is FIXED_SIZE:
+        return FixedSizeSampler(size, batch, generator)
+    return PassSampler(size, batch, generator, reshuffle=scheme is SHUFFLED)
+
+
+def steps_of(scheme: Scheme, size: int, batch: int, epochs: float) -> int:
+    """Steps of so many passes over N samples: ceil(E N/B), or whole batches of every pass where a scheme passes."""
+    per_epoch = math.ceil(size / batch) if scheme.passes else size / batch
+    return math.ceil(round(epochs * per_epoch, 9))

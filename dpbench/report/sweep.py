@@ -16,12 +16,16 @@ COLUMNS = (
     "test accuracy, last (%)",
     "best on test (%)",
     "eps",
+    "eps as published",
     "delta",
     "noise multiplier",
     "steps",
     "status",
     "folder",
 )
+
+# Left out of the printed table where no run has a value.
+OPTIONAL = ("eps as published",)
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Row:
             _text(self.accuracy("final"), lambda x: f"{100 * x:.2f}"),
             _text(self.accuracy("best"), lambda x: f"{100 * x:.2f}"),
             _text(summary.get("eps"), lambda x: f"{float(x):.4g}"),
+            _text(summary.get("published_eps"), lambda x: f"accounting differs: {x:.4g}"),
             _text(summary.get("delta"), lambda x: f"{x:.3g}"),
             _text(summary.get("noise_multiplier"), lambda x: f"{x:.4f}"),
             _text(summary.get("steps"), str),
@@ -70,10 +75,13 @@ def _text(value: Any, how: Any) -> str:
 def print_table(rows: list[Row], console: Console) -> None:
     """Print the runs, and below the table the folders and what went wrong."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS[:-1]:
-        table.add_column(column, justify="left" if column in ("run", "status") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row.cells()[:-1]))
+    cells = [row.cells() for row in rows]
+    shown = [i for i, name in enumerate(COLUMNS[:-1]) if name not in OPTIONAL or any(c[i] != "–" for c in cells)]
+    for i in shown:
+        left = COLUMNS[i] in ("run", "status")
+        table.add_column(COLUMNS[i], justify="left" if left else "right", overflow="fold")
+    for of_row in cells:
+        table.add_row(*(Text(of_row[i]) for i in shown))
     console.print()
     console.print(table)
     console.print()

@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
-from dpbench.privacy import Calibration, Ledger, calibrate, epsilon
+from dpbench.privacy import Ledger, calibrate, epsilon
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_bound
+from dpbench.privacy.published import RULES, Setting
 
 
-def noise_multiplier(config: RunConfig) -> Calibration:
+@dataclass(frozen=True)
+class Budget:
+    """What a run may spend.
+
+    Attributes:
+        noise_multiplier: z.
+        eps: of all planned releases, by a valid accountant.
+        published_eps: what the publication's rule states instead; None where no such rule is in use.
+        seconds: that calibration took; 0 when it was read from the cache or given.
+    """
+
+    noise_multiplier: float
+    eps: float
+    published_eps: float | None = None
+    seconds: float = 0.0
+
+
+def budget(config: RunConfig) -> Budget:
     """The calibrated multiplier, or the configured one if it stays within eps.
 
     Raises:
         UserError: the configured multiplier would spend more than eps, or no multiplier can reach eps.
     """
-    given = config.privacy.noise_multiplier
-    plan = config.release_plan()
-    accountant = config.privacy.accountant
+    settings = config.privacy
+    given = settings.noise_multiplier
     if given is not None and given < SMALLEST_MULTIPLIER:
         raise UserError("expected at least 1e-6", field="privacy.noise_multiplier", value=given)
+    if math.isinf(config.eps):
+        return Budget(0.0, math.inf)
+    if settings.published is not None:
+        return _published(config, settings.published)
+    plan = config.release_plan()
     if given is None:
-        return calibrate(plan, config.eps, config.delta_value, accountant)
+        found = calibrate(plan, config.eps, config.delta_value, settings.valid_accountant)
+        return Budget(found.noise_multiplier, found.eps, seconds=found.seconds)
     # Far beyond the budget the cheap bound is enough to refuse, where an exact one could take minutes.
-    rough = quick_bound(plan.scaled(given), config.delta_value)
-    if rough > 10 * config.eps + 10:
-        spent = rough
-    else:
-        spent = epsilon(plan.scaled(given), config.delta_value, accountant, eps_scale=config.eps)
+    spent = quick_bound(plan.scaled(given), config.delta_value)
+    if spent <= 10 * config.eps + 10:
+        spent = _spent(config, given)
     if spent > config.eps:
         raise UserError(
             f"spends eps={spent:.4g} over {config.steps} steps, more than eps={config.eps:g}; leave it null to "
@@ -36,16 +58,29 @@ def noise_multiplier(config: RunConfig) -> Calibration:
             field="privacy.noise_multiplier",
             value=given,
         )
-    return Calibration(given, spent, 0.0)
+    return Budget(given, spent)
 
 
-def open_ledger(config: RunConfig, multiplier: float) -> Ledger:
+def _published(config: RunConfig, name: str) -> Budget:
+    rule = RULES[name]
+    setting = Setting(config.published_plan(), config.dataset.train_size, config.batch_size, config.delta_value)
+    multiplier = config.privacy.noise_multiplier or rule.multiplier(setting, config.eps)
+    return Budget(multiplier, _spent(config, multiplier), published_eps=rule.eps(setting, multiplier))
+
+
+def _spent(config: RunConfig, multiplier: float) -> float:
+    plan = config.release_plan().scaled(multiplier)
+    return epsilon(plan, config.delta_value, config.privacy.valid_accountant, eps_scale=config.eps)
+
+
+def open_ledger(config: RunConfig, multiplier: float, published_eps: float | None = None) -> Ledger:
     """An empty ledger for the run's plan at this multiplier."""
     plan = config.release_plan().scaled(multiplier)
-    return Ledger(plan, eps=config.eps, delta=config.delta_value, accountant=config.privacy.accountant)
+    accountant = config.privacy.valid_accountant
+    return Ledger(plan, eps=config.eps, delta=config.delta_value, accountant=accountant, published_eps=published_eps)
 
 
-def in_words(config: RunConfig, found: Calibration) -> str:
+def in_words(config: RunConfig, found: Budget) -> str:
     """One line: what noise the run adds and why."""
     if math.isinf(config.eps):
         bounded = math.isfinite(config.clip.sensitivity(1.0))
@@ -53,7 +88,15 @@ def in_words(config: RunConfig, found: Calibration) -> str:
     how = "given" if config.privacy.noise_multiplier is not None else f"{found.seconds:.1f} s"
     if found.seconds == 0 and config.privacy.noise_multiplier is None:
         how = "cached"
-    return (
+    line = (
         f"noise multiplier {found.noise_multiplier:.4f} for eps={config.eps:g}, delta={config.delta_value:.3g} over "
-        f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} ({config.privacy.accountant}, {how})"
+        f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} "
+        f"({config.privacy.sampler}, {config.privacy.valid_accountant}, {how})"
+    )
+    if found.published_eps is None:
+        return line
+    return (
+        f"noise multiplier {found.noise_multiplier:.4f} over {config.steps} steps: accounting differs, "
+        f"eps={found.published_eps:.4g} as published ({config.privacy.published}), eps={found.eps:.4g} by what is run "
+        f"({config.privacy.sampler}, {config.privacy.valid_accountant})"
     )

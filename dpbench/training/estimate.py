@@ -25,7 +25,7 @@ def seconds_of_training(config: RunConfig) -> float:
     prepare_device(device)
     size = min(config.batch_size, MOST_SAMPLES)
     release = Release(config.sampling_rate, 1.0)
-    ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant=config.privacy.accountant)
+    ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     parts = assemble(replace(config, noise=ConstantNoise()), device, 1.0, ledger)
     images = blank(config, size, device)
     labels = torch.zeros(size, dtype=torch.int64, device=device)

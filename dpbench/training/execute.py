@@ -18,7 +18,7 @@ from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable
 from dpbench.training.assemble import Assembly, assemble
-from dpbench.training.budget import in_words, noise_multiplier, open_ledger
+from dpbench.training.budget import budget, in_words, open_ledger
 from dpbench.training.devices import choose_device, describe, prepare_device
 from dpbench.training.display import Display
 from dpbench.training.loop import DivergedError, Metrics, train
@@ -66,8 +66,8 @@ class _Execution:
         config = self.config
         device = choose_device(config.device)
         prepare_device(device)
-        found = noise_multiplier(config)
-        ledger = open_ledger(config, found.noise_multiplier)
+        found = budget(config)
+        ledger = open_ledger(config, found.noise_multiplier, found.published_eps)
         parts = assemble(config, device, found.noise_multiplier, ledger)
         loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
         splits = Splits(loaded.train.to(device), loaded.test.to(device))
@@ -152,8 +152,9 @@ class _Execution:
             "delta": config.delta_value,
             "private": math.isfinite(config.eps),
             "clipped": math.isfinite(config.clip.sensitivity(1.0)),
-            "accountant": config.privacy.accountant,
-            "sampler": "poisson",
+            "accountant": ledger.accountant,
+            "sampler": config.privacy.sampler,
+            "published_eps": ledger.published_eps,
             "noise_multiplier": multiplier,
             "steps": len(ledger),
             "sampling_rate": config.sampling_rate,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import Splits
-from dpbench.privacy import Ledger, PoissonSampler
+from dpbench.privacy import Ledger, make_sampler
 from dpbench.training.assemble import Assembly
 from dpbench.training.evaluation import evaluate
 from dpbench.training.randomness import generator, global_stream
@@ -78,7 +78,7 @@ def train(
     draws = generator(config.seed, "sampling", device, run)
     augmenting = generator(config.seed, "augmentation", device, run)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    sampler = PoissonSampler(len(splits.train), config.sampling_rate, draws)
+    sampler = make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws)
     optimizer = parts.step.optimizer
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     seen = 0

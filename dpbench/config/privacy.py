@@ -1,0 +1,54 @@
+"""The settings of the privacy group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpbench.errors import require
+from dpbench.privacy import ACCOUNTANTS, SCHEMES, Scheme, tightest
+from dpbench.privacy.published import RULES
+
+
+@dataclass
+class Privacy:
+    """How batches are drawn and eps is accounted for.
+
+    Attributes:
+        sampler: "poisson", "fixed_size", "shuffled" or "cyclic".
+        accountant: "auto" takes the tightest that is valid for the sampler; or "pld", "rdp", "gdp".
+        noise_multiplier: use this z instead of calibrating; refused where it would spend more than eps.
+        published: calibrate by a rule that publications used though it does not cover what is run: "poisson_rdp" or
+            "adp_theorem". The guarantee recorded is that of the accountant all the same.
+    """
+
+    sampler: str = "poisson"
+    accountant: str = "auto"
+    noise_multiplier: float | None = None
+    published: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.sampler in SCHEMES, "privacy.sampler", self.sampler, f"one of {', '.join(SCHEMES)}")
+        known = ("auto", *ACCOUNTANTS)
+        require(self.accountant in known, "privacy.accountant", self.accountant, f"one of {', '.join(known)}")
+        valid = self.scheme.accountants
+        require(
+            self.accountant in ("auto", *valid),
+            "privacy.accountant",
+            self.accountant,
+            f"auto or one that is valid for {self.sampler} sampling: {', '.join(valid)}",
+        )
+        given = self.noise_multiplier
+        require(given is None or 0 < given < math.inf, "privacy.noise_multiplier", given, "a finite number > 0")
+        published = self.published
+        require(published is None or published in RULES, "privacy.published", published, f"null, {', '.join(RULES)}")
+
+    @property
+    def scheme(self) -> Scheme:
+        """The sampling scheme."""
+        return SCHEMES[self.sampler]
+
+    @property
+    def valid_accountant(self) -> str:
+        """The accountant by name."""
+        return tightest(self.scheme) if self.accountant == "auto" else self.accountant

@@ -1,0 +1,90 @@
+"""Noise correlated in time: how far one sample can move everything that such a mechanism releases.
+
+A matrix mechanism (Kairouz et al. 2021, Denisov et al. 2022) releases C X + Z, X having the clipped sums x_1 ... x_T as
+rows and Z independent Gaussian noise; what a step uses is post-processing. All T steps are one Gaussian release, whose
+sensitivity depends on how often and where a sample takes part: here at one position of each pass over the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A strategy matrix C.
+
+    Attributes:
+        restart: begin anew with each pass, so that passes are independent releases.
+    """
+
+    restart: bool = False
+
+    def squared_sensitivity(self, steps: int, epoch: int) -> float:
+        """Max over positions p of ‖Σ_j C x_{p + j epoch}‖² for ‖x‖ <= 1, over the first `steps` steps.
+
+        Args:
+            steps: T, releases so far.
+            epoch: steps in which a sample takes part once.
+        """
+        if not self.restart or steps <= epoch:
+            return self._squared_sensitivity(steps, min(epoch, steps))
+        passes, rest = divmod(steps, epoch)
+        whole = passes * self._squared_sensitivity(epoch, epoch)
+        return whole + (self._squared_sensitivity(rest, rest) if rest else 0.0)
+
+    def _squared_sensitivity(self, steps: int, epoch: int) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Tree(Correlation):
+    """Binary tree aggregation: a noisy sum for every complete dyadic interval (Dwork et al. 2010, Chan et al. 2011)."""
+
+    def _squared_sensitivity(self, steps: int, epoch: int) -> float:
+        # A sample adds to an interval as often as it takes part there; terms of one sign are the worst case.
+        positions = np.arange(epoch)
+        squares = np.zeros(epoch)
+        for level in range(steps.bit_length()):
+            counts = np.zeros((epoch, (steps >> level) + 1))
+            for start in range(0, steps, epoch):
+                at = positions[: min(epoch, steps - start)]
+                np.add.at(counts, (at, (start + at) >> level), 1.0)
+            squares += (counts[:, : steps >> level] ** 2).sum(1)  # the last interval of a level may be incomplete
+        return float(squares.max())
+
+
+@dataclass(frozen=True)
+class BandedSquareRoot(Correlation):
+    """The square root of the prefix-sum matrix, cut to its first bands (Kalinin and Lampert 2024).
+
+    C is lower triangular and Toeplitz with c_k = binom(2k, k)/4^k for k < bands.
+
+    Attributes:
+        bands: number of diagonals b, at least 1; 1 is independent noise.
+    """
+
+    bands: int = 1
+
+    @property
+    def coefficients(self) -> np.ndarray:
+        """c_0 ... c_{b-1}, float64."""
+        k = np.arange(1, self.bands)
+        return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
+
+    def _squared_sensitivity(self, steps: int, epoch: int) -> float:
+        # Coefficients are positive, so the worst case adds the columns of one sample up, and starts as early as it can.
+        return _toeplitz_square(self, steps, epoch)
+
+
+@cache
+def _toeplitz_square(correlation: BandedSquareRoot, steps: int, epoch: int) -> float:
+    column = np.zeros(steps)
+    bands = correlation.coefficients
+    for start in range(0, steps, epoch):
+        part = bands[: steps - start]
+        column[start : start + len(part)] += part
+    return float(column @ column)
