@@ -94,7 +94,7 @@ def test_the_ledger_holds_every_release_and_what_they_cost(finished):
     ledger, summary = read(finished, "ledger.json"), read(finished, "summary.json")
     assert ledger["planned"] == STEPS
     assert ledger["releases"] == [
-        {"sampling_rate": RATE, "noise_multiplier": summary["noise_multiplier"], "count": STEPS}
+        {"sampling_rate": RATE, "noise_multiplier": summary["noise_multiplier"], "beside": [], "count": STEPS}
     ]
     assert ledger["neighbouring"] == "add or remove one sample"
     assert (ledger["sampler"], ledger["mechanism"], ledger["accountant"]) == ("poisson", "gaussian", "pld")
