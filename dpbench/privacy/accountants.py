@@ -14,6 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
+from dpbench.privacy.tuning import RenyiCurve
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 
@@ -162,6 +163,12 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, rati
         return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
     opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
     return float(opened.compose(event(coarse(plan, ratio))).get_epsilon(delta))
+
+
+def renyi_curve(plan: Plan) -> RenyiCurve:
+    """Rényi divergence of all releases of a plan together, at dp-accounting's default orders."""
+    composed = _rdp(plan.scheme).compose(event(coarse(plan)))
+    return RenyiCurve.of(dict(zip(composed.orders, composed.rdp, strict=True)).__getitem__, composed.orders)
 
 
 class Account:

@@ -57,7 +57,7 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     start = time.perf_counter()
     multiplier = 1.0
     for bound, step in _bounds(plan, eps, delta, accountant):
-        multiplier, spent = _solve(bound, eps, multiplier, step)
+        multiplier, spent = solve(bound, eps, multiplier, step)
     cache.write("calibration", key, [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
 
@@ -75,7 +75,7 @@ def _bounds(plan: Plan, eps: float, delta: float, accountant: str) -> Iterator[t
     yield lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), step
 
 
-def _solve(spent: Callable[[float], float], target: float, guess: float, step: float) -> tuple[float, float]:
+def solve(spent: Callable[[float], float], target: float, guess: float, step: float) -> tuple[float, float]:
     """Root of the decreasing function spent(z) = target, found in log z and rounded up until spent <= target.
 
     Args:

@@ -1,0 +1,187 @@
+"""python -m dpbench.privacy: what a run would spend, or how much noise it needs, under every account."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpbench.cli.job import make_console
+from dpbench.config import Job, compose_jobs
+from dpbench.config.schema import RunConfig, register
+from dpbench.errors import UserError
+from dpbench.privacy import SCHEMES, Plan, calibrate, epsilon
+from dpbench.privacy.accountants import renyi_curve
+from dpbench.privacy.calibration import solve
+from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
+from dpbench.privacy.guarantee import statement
+from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
+from dpbench.training.budget import budget
+
+USAGE = """\
+python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G]
+
+The same settings as a run; values separated by commas are compared. Prints the noise multiplier that each sampling
+scheme and accountant asks for (or, with privacy.noise_multiplier=Z, the eps that Z spends), what tuning over a grid
+costs, and each run's guarantee in words. Reads no data and trains nothing.
+
+  python -m dpbench.privacy dataset=cifar10 batch_size=1000 epochs=50 eps=1,8
+  python -m dpbench.privacy algo=disk eps=4 privacy=shuffled --grid 45
+  python -m dpbench.privacy dataset=mnist batch_size=256 epochs=10 privacy.noise_multiplier=1.1
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    console, errors = make_console(), make_console(stderr=True)
+    parser = argparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--grid", type=int, default=10)
+    parser.add_argument("overrides", nargs="*")
+    try:
+        options = parser.parse_intermixed_args(arguments)
+        if options.help:
+            console.print(USAGE)
+            return 0
+        if options.grid < 1:
+            raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
+        register()
+        jobs = compose_jobs(options.overrides, multirun=True)
+        _print(jobs, options.grid, console)
+    except (UserError, argparse.ArgumentError) as error:
+        errors.print(f"error: {error}", style="red")
+        return 2
+    return 0
+
+
+def _print(jobs: list[Job], grid: int, console: Console) -> None:
+    private = [job for job in jobs if math.isfinite(job.config.eps)]
+    if not private:
+        raise UserError(
+            "expected a finite number: without noise there is nothing to account for", field="eps", value="inf"
+        )
+    columns = [_column(job, private) for job in private]
+    given = any(job.config.privacy.noise_multiplier is not None for job in private)
+    first = private[0].config
+    console.print(
+        f"N={first.dataset.train_size}, batch size {first.batch_size}, {first.steps} steps, "
+        f"delta={first.delta_value:.3g}" + (" (of the first)" if len(private) > 1 else "")
+    )
+    table = _table("eps spent" if given else "noise multiplier", columns)
+    for scheme in SCHEMES.values():
+        for accountant in scheme.accountants:
+            account = partial(_account, sampler=scheme.name, accountant=accountant)
+            table.add_row(f"{scheme.name}, {accountant}", *_cells(account, private))
+    if given:
+        table.add_row("poisson, central limit (not a bound)", *_cells(_clt, private))
+    console.print(table)
+    if not given:
+        _print_tuning(private, columns, grid, console)
+    for job, name in zip(private, columns, strict=True):
+        found = budget(job.config)
+        plan = job.config.release_plan().scaled(found.noise_multiplier)
+        text = statement(
+            plan,
+            eps=found.eps,
+            delta=job.config.delta_value,
+            accountant=job.config.privacy.valid_accountant,
+            size=job.config.dataset.train_size,
+            published=found.published_eps,
+        )
+        console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
+
+
+def _cells(find: Callable[[RunConfig], float], jobs: list[Job]) -> list[str]:
+    """A number for each job; a dash where the combination is refused."""
+    cells = []
+    for job in jobs:
+        try:
+            cells.append(f"{find(job.config):.4g}")
+        except UserError:
+            cells.append("–")
+    return cells
+
+
+def _column(job: Job, jobs: list[Job]) -> str:
+    if len(jobs) == 1:
+        return f"eps={job.config.eps:g}"
+    common = set.intersection(*(set(other.overrides) for other in jobs))
+    return " ".join(line for line in job.overrides if line not in common)
+
+
+def _table(what: str, columns: list[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(what)
+    for column in columns:
+        table.add_column(Text(column), justify="right", overflow="fold")
+    return table
+
+
+def _account(config: RunConfig, sampler: str, accountant: str) -> float:
+    """Multiplier for the target eps, or eps of the multiplier given, were the run sampled and accounted for so."""
+    settings = replace(config.privacy, sampler=sampler, accountant=accountant, published=None)
+    plan = replace(config, privacy=settings).release_plan()
+    given = settings.noise_multiplier
+    if given is None:
+        return calibrate(plan, config.eps, config.delta_value, accountant).noise_multiplier
+    return epsilon(plan.scaled(given), config.delta_value, accountant, eps_scale=config.eps)
+
+
+def _clt(config: RunConfig) -> float:
+    """Eps by the central limit theorem of Gaussian differential privacy, for equal steps."""
+    multiplier = config.privacy.noise_multiplier
+    scales = {run.release.noise_multiplier for run in config.release_plan().runs}
+    if multiplier is None or len(scales) > 1:
+        raise UserError(
+            "the central limit theorem is for equal steps", field="noise", value=type(config.noise).__name__
+        )
+    mu = approximate_clt_mu(config.sampling_rate, multiplier * scales.pop(), config.steps)
+    return gaussian_eps(mu, config.delta_value)
+
+
+def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Console) -> None:
+    console.print(f"\nTuning over {grid} candidates within the same eps and delta, each trained with its own noise:")
+    table = _table("noise multiplier of each training", columns)
+    rows: dict[str, Callable[[RunConfig], float]] = {
+        "no tuning": partial(_composed, grid=1),
+        f"all {grid} results published": partial(_composed, grid=grid),
+        f"random stopping (Liu-Talwar), {RandomStopping.over(grid).expected_runs:.0f} trainings expected": partial(
+            _stopping, grid=grid
+        ),
+        f"geometric number (Papernot-Steinke), {2 * grid} expected": partial(
+            _selected, runs=TruncatedNegativeBinomial(2 * grid, 1.0)
+        ),
+        f"Poisson number (Papernot-Steinke), {2 * grid} expected": partial(_selected, runs=PoissonRuns(2 * grid)),
+    }
+    for name, find in rows.items():
+        table.add_row(name, *_cells(find, jobs))
+    console.print(table)
+
+
+def _composed(config: RunConfig, grid: int) -> float:
+    plan, accountant = config.release_plan(), config.privacy.valid_accountant
+    if plan.scheme.passes:  # one Gaussian release each, which compose exactly
+        return math.sqrt(grid) * calibrate(plan, config.eps, config.delta_value, accountant).noise_multiplier
+    repeated = replace(plan, runs=plan.runs * grid)
+    return calibrate(repeated, config.eps, config.delta_value, accountant).noise_multiplier
+
+
+def _stopping(config: RunConfig, grid: int) -> float:
+    each = RandomStopping.over(grid).per_run(config.eps, config.delta_value)
+    accountant = "gdp" if config.privacy.scheme.passes else "rdp"
+    return calibrate(config.release_plan(), each.run_eps, each.run_delta, accountant).noise_multiplier
+
+
+def _selected(config: RunConfig, runs: TruncatedNegativeBinomial | PoissonRuns) -> float:
+    plan: Plan = config.release_plan()
+
+    def spent(multiplier: float) -> float:
+        return runs.cost(renyi_curve(plan.scaled(multiplier)), config.delta_value).eps
+
+    return solve(spent, config.eps, 2.0, 0.3)[0]

@@ -1,0 +1,8 @@
+"""python -m dpbench.privacy."""
+
+import sys
+
+from dpbench.cli.privacy import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""A guarantee in words."""
+
+from __future__ import annotations
+
+import math
+
+from dpbench.privacy.plan import Plan
+
+ACCOUNTS = {
+    "pld": "privacy loss distributions (numerical, rounded upwards)",
+    "rdp": "Rényi divergences (an upper bound)",
+    "gdp": "the exact trade-off of a Gaussian mechanism",
+}
+
+NOT_COUNTED = (
+    "Not counted: the choice of hyper-parameters on the same data, training losses in the record, the mean and "
+    "deviation that images are normalised by, the size of the data set, and floating-point effects of the noise."
+)
+
+
+def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: int, published: float | None) -> str:
+    """A paragraph: who is protected, against what, how it was accounted for, and what is not counted.
+
+    Args:
+        plan: releases with their final multipliers.
+        eps: spent by all of them.
+        delta: of the guarantee.
+        accountant: that found eps.
+        size: training samples N.
+        published: eps that a publication's rule states for the same run; None without one.
+    """
+    if math.isinf(eps):
+        return "No guarantee: the run adds no noise, or too little to bound anything."
+    parts = sorted({part.name for run in plan.runs for part in run.release.beside})
+    beside = f" Beside each sum, {' and '.join(parts)} of the same batch is released, and counted." if parts else ""
+    together = (
+        " Noise is correlated between steps; all steps are accounted for as one release of a matrix mechanism."
+        if plan.correlation is not None
+        else ""
+    )
+    text = (
+        f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model at every one of "
+        f"its {len(plan)} steps. It protects each of the {size} training samples by itself (neighbouring data sets: "
+        f"{plan.scheme.neighbouring}). Batches: {plan.scheme.words}. Accounted for by "
+        f"{ACCOUNTS[accountant]}.{beside}{together} {NOT_COUNTED}"
+    )
+    if published is not None:
+        text += (
+            f" Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
+            "cover how the batches are drawn or how much noise is added."
+        )
+    return text
