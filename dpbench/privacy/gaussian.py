@@ -1,0 +1,69 @@
+"""Where Gaussian noise comes from: a seeded generator for experiments, or a cryptographic one for releases."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from torch import Tensor
+from typing_extensions import override
+
+# Independent standard normals that make one number of noise, whose sum over sqrt(4) is standard normal again.
+SUMMANDS = 4
+
+
+class GaussianSource:
+    """Draws standard normal noise."""
+
+    def fill(self, out: Tensor) -> Tensor:
+        """Fill a tensor with independent standard normal numbers and return it."""
+        raise NotImplementedError
+
+
+class SeededGaussian(GaussianSource):
+    """Noise of a generator that checkpoints carry: whoever knows the seed can take it off again."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    @override
+    def fill(self, out: Tensor) -> Tensor:
+        return out.normal_(generator=self.generator)
+
+
+class SecureGaussian(GaussianSource):
+    """Noise of a stream cipher under a key that never leaves the process.
+
+    Uniform numbers come from ChaCha20 under a key of the operating system's; a run that is resumed draws a new key,
+    because one kept in a checkpoint would give all noise away. Each number is the sum of four normals over two, in
+    double precision: which sums of four floating-point normals a value can be is too costly to enumerate, which the
+    attack on the gaps of a single draw needs (Mironov 2012; Holohan and Braghin 2021). The sum is rounded once, to the
+    type of the tensor. Numbers are made on the CPU.
+    """
+
+    def __init__(self) -> None:
+        # A nonce names one stream of a key, and the key is used for one stream alone.
+        self._stream = Cipher(ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+
+    @override
+    def fill(self, out: Tensor) -> Tensor:
+        total = np.zeros(out.numel())
+        for _ in range(SUMMANDS // 2):
+            for normals in self._pair(out.numel()):
+                total += normals
+        total /= math.sqrt(SUMMANDS)
+        return out.copy_(torch.from_numpy(total).view(out.shape))
+
+    def _pair(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Two arrays of standard normals (Box and Muller 1958)."""
+        radius, angle = np.sqrt(-2 * np.log(self._uniform(count))), 2 * np.pi * self._uniform(count)
+        return radius * np.cos(angle), radius * np.sin(angle)
+
+    def _uniform(self, count: int) -> np.ndarray:
+        """Numbers in (0, 1): odd multiples of 2^-54."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), dtype=np.uint64)
+        return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53

@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from scipy import stats
+
+from dpbench.privacy.gaussian import SecureGaussian, SeededGaussian
+
+COUNT = 200_000
+
+
+def drawn(source, dtype=torch.float64) -> torch.Tensor:
+    return source.fill(torch.empty(COUNT, dtype=dtype))
+
+
+@pytest.mark.parametrize("make", [SecureGaussian, lambda: SeededGaussian(torch.Generator().manual_seed(5))])
+def test_numbers_are_standard_normal_and_independent(make):
+    """The secure source has no seed: each check fails a sound one with probability below 1e-7."""
+    source = make()
+    noise = drawn(source)
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-7
+    moments = [noise.mean(), noise.square().mean() - 1, noise.pow(3).mean(), noise.pow(4).mean() - 3]
+    spread = [1.0, 2**0.5, 15**0.5, 96**0.5]
+    for moment, deviation in zip(moments, spread, strict=True):
+        assert abs(moment) < 5.5 * deviation / COUNT**0.5
+    for other in (noise.roll(1), noise.roll(COUNT // 2), drawn(source)):
+        assert abs((noise * other).mean()) < 5.5 / COUNT**0.5
+    assert 4 < noise.abs().max() < 8
+
+
+def test_two_secure_sources_share_no_numbers():
+    assert not set(drawn(SecureGaussian()).tolist()) & set(drawn(SecureGaussian()).tolist())
+
+
+def test_a_seed_does_not_determine_secure_noise():
+    code = (
+        "import torch; torch.manual_seed(0);"
+        "from dpbench.privacy.gaussian import SecureGaussian; print(SecureGaussian().fill(torch.empty(3)).tolist())"
+    )
+    first, second = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for _ in "ab")
+    assert first
+    assert first != second
+
+
+def test_secure_noise_fills_any_shape_and_type():
+    for dtype in (torch.float32, torch.float64):
+        out = torch.empty(3, 5, dtype=dtype)
+        assert SecureGaussian().fill(out) is out
+        assert out.isfinite().all()
+        assert out.unique().numel() == 15
+
+
+def test_no_number_comes_from_a_single_draw(monkeypatch):
+    """Of one pair of uniforms a normal could be told back; of four normals it can't."""
+    source = SecureGaussian()
+    calls = []
+    real = source._uniform
+    monkeypatch.setattr(source, "_uniform", lambda count: calls.append(count) or real(count))
+    drawn(source)
+    assert sum(calls) == 4 * COUNT
