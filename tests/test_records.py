@@ -234,7 +234,7 @@ def test_an_interrupted_forced_run_leaves_the_finished_record(results_of_a_run, 
         raise_after(patch, STEPS - 1, KeyboardInterrupt())
         assert run(results_of_a_run, "force=true").code == 130
     assert snapshot(record) == before
-    monkeypatch.setattr(PrivateStep, "__call__", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(PrivateStep, "take", lambda *_: pytest.fail("trained"))
     assert run(results_of_a_run).code == 0
 
 

@@ -172,6 +172,15 @@ class Patches(Use):
             ).view_as(onto[0])
         )
 
+    @override
+    def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        if not term.b.is_cuda:  # as many products take less time there
+            return super().add_weighted_sums(term, factors, onto)
+        a, b = full(term.a), scaled(term.b, factors)
+        a, b = (t.flatten(0, 1).unflatten(0, (len(factors), -1)) for t in (a, b))
+        onto[0].add_(self._grouped(a, b).view_as(onto[0]))
+        return None
+
 
 Pair = tuple[int, int]
 
