@@ -51,6 +51,8 @@ def _main(typed: list[str]) -> int:
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
     overrides = [_written_out(_quoted(override)) for override in options.overrides]
+    if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
+        raise UserError("seeds is short for a list of values of seed; give one of the two")
     if options.info or options.hydra_help or options.shell_completion:
         _launch(flags, overrides)
         return OK

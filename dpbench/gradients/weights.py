@@ -96,8 +96,7 @@ class StackedWeights(Weights):
             output: Tensor = layer._conv_forward(side_by_side, weight.flatten(0, 1), flat)
         finally:
             layer.groups = groups
-        by_row: Tensor = output.unflatten(1, (self.seeds, -1)).transpose(0, 1)
-        return by_row.reshape(len(x), -1, *output.shape[2:])
+        return _channels_as_seeds(output, self.seeds)
 
     @override
     def lookup(self, ids: Tensor, table: Tensor, padding: int | None) -> Tensor:
@@ -113,4 +112,9 @@ def with_offsets(ids: Tensor, seeds: int, size: int) -> Tensor:
 
 def _seeds_as_channels(x: Tensor, seeds: int) -> Tensor:
     """Rows (S n, C, ...) of S seeds as (n, S C, ...)."""
-    return x.unflatten(0, (seeds, -1)).transpose(0, 1).flatten(1, 2)
+    return x.reshape(seeds, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+
+
+def _channels_as_seeds(x: Tensor, seeds: int) -> Tensor:
+    """Shape (n, S C, ...) as (S n, C, ...)."""
+    return x.reshape(len(x), seeds, -1, *x.shape[2:]).transpose(0, 1).flatten(0, 1)
