@@ -50,7 +50,9 @@ def _main(typed: list[str]) -> int:
         return OK
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
-    overrides = [_quoted(override) for override in options.overrides]
+    overrides = [_written_out(_quoted(override)) for override in options.overrides]
+    if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
+        raise UserError("seeds is short for a list of values of seed; give one of the two")
     if options.info or options.hydra_help or options.shell_completion:
         _launch(flags, overrides)
         return OK
@@ -95,6 +97,16 @@ def _quoted(override: str) -> str:
     return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
 
 
+def _written_out(override: str) -> str:
+    """seeds=3 as the sweep that it is short for: seed=0,1,2."""
+    key, _, value = override.partition("=")
+    if key != "seeds" or value == "null":
+        return override
+    if not value.isdecimal() or int(value) == 0:
+        raise UserError("expected a whole number > 0; name other seeds by seed=3,5,8", field="seeds", value=value)
+    return "seed=" + ",".join(map(str, range(int(value))))
+
+
 def _refuse_twins(jobs: list[Job]) -> None:
     """Two names for one run in a sweep are most likely a slip."""
     seen: dict[Path, Job] = {}
@@ -121,7 +133,7 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
         own = [f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"] if multirun else []
         own += [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:
-            _launch(flags, [*overrides, *own])
+            _launch(flags, [*_seeds_in_one_job(jobs, overrides), *own])
         except KeyboardInterrupt:
             interrupted = True
         except SystemExit:  # Hydra's, after it has printed why a launcher failed
@@ -132,6 +144,20 @@ def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: b
     if multirun and waiting and any(row.summary for row in rows):
         _keep_table(rows, jobs, results / "sweeps" / sweep, group)
     return _interrupted() if interrupted else _complain(rows)
+
+
+def _seeds_in_one_job(jobs: list[Job], overrides: list[str]) -> list[str]:
+    """The overrides with a sweep over seeds as one job; a launcher of several processes has to be told to.
+
+    Which seeds share their passes is decided in that job.
+    """
+    seeds = list(dict.fromkeys(job.config.seed for job in jobs))
+    elsewhere = any(line.startswith("hydra/launcher=") and line != "hydra/launcher=basic" for line in overrides)
+    fuse = jobs[0].config.fuse_seeds
+    if len(seeds) == 1 or not fuse or (elsewhere and fuse == "auto"):
+        return overrides
+    together = f"seeds=[{','.join(map(str, seeds))}]"
+    return [together if line.partition("=")[0] == "seed" else line for line in overrides]
 
 
 def _interrupted() -> int:

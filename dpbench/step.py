@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
 import torch
 from torch import Tensor
 
 from dpbench.clip import Clip
 from dpbench.filters import Filter
-from dpbench.gradients import PerSampleGradients
+from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.plan import Release
 from dpbench.query import Query
 from dpbench.stage import State
 from dpbench.threshold import Threshold
-
-# Inputs (b, ...) and targets (b, ...) of one micro-batch of a logical batch.
-MicroBatch = tuple[Tensor, Tensor]
 
 
 class PrivateStep:
@@ -56,18 +53,36 @@ class PrivateStep:
         self.steps = 0
         self._noise = torch.empty_like(gradients.flat.vector)
 
-    @torch.no_grad()
     def __call__(self, batch: Iterable[MicroBatch]) -> Tensor:
-        """Take the step.
+        """Take the step, as `take` does, with the clipped sum computed at once.
+
+        Returns:
+            The per-sample losses, shape (B,), which are not private.
+        """
+        step = self.take(batch)
+        request = next(step)
+        try:
+            step.send(request.alone())
+        except StopIteration as end:
+            losses: Tensor = end.value
+            return losses
+        raise AssertionError("a step asks once")
+
+    @torch.no_grad()
+    def take(self, batch: Iterable[MicroBatch]) -> Generator[Request, Clipped, Tensor]:
+        """Take the step, halting where whoever carries it out computes the clipped sum, maybe with those of others.
 
         Args:
             batch: the logical batch as it was sampled, in micro-batches; none at all is a step of noise alone.
+
+        Yields:
+            The request for the clipped sum, to which the sum and the losses are sent.
 
         Returns:
             The per-sample losses, shape (B,), which are not private.
         """
         threshold = self.threshold.value(self.steps)
-        clipped_sum, losses = self.clipped_sum(batch, threshold)
+        clipped_sum, losses = yield self.request(batch, threshold)
         private_gradient = self.release(clipped_sum, threshold).div_(self.expected_batch)
         # Right of here: post-processing. Nothing below touches the batch.
         self.gradients.flat.set_gradient(self.filter.apply(private_gradient))
@@ -75,10 +90,10 @@ class PrivateStep:
         self.steps += 1
         return losses
 
-    def clipped_sum(self, batch: Iterable[MicroBatch], threshold: float) -> tuple[Tensor, Tensor]:
-        """Σ_i clip(G_i), shape (d,), and the losses, shape (B,)."""
+    def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
+        """What is asked of the gradients: Σ_i clip(G_i)."""
         points = self.query.points(self.gradients.flat.vector)
-        return self.gradients.clipped_sum(points, batch, lambda norms: self.clip.factors(norms, threshold))
+        return Request(self.gradients, points, batch, lambda norms: self.clip.factors(norms, threshold))
 
     def release(self, clipped_sum: Tensor, threshold: float) -> Tensor:
         """The clipped sum with its noise, in place; recorded in the ledger."""

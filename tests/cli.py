@@ -120,11 +120,11 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def raise_after(patch: pytest.MonkeyPatch, steps: int, error: BaseException, query: str | None = None) -> None:
     """Make every run, or those with this kind of query, raise when it has taken so many steps."""
-    original = PrivateStep.__call__
+    original = PrivateStep.take
 
     def call(self: PrivateStep, batch: Any) -> Any:
         if self.steps == steps and query in (None, type(self.query).__name__):
             raise error
         return original(self, batch)
 
-    patch.setattr(PrivateStep, "__call__", call)
+    patch.setattr(PrivateStep, "take", call)

@@ -268,7 +268,7 @@ def test_names_and_folders_are_shown_as_they_are():
 
 def test_a_finished_sweep_trains_nothing_when_run_again(sweep, monkeypatch):
     before = snapshot(sweep.results)
-    monkeypatch.setattr(PrivateStep, "__call__", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(PrivateStep, "take", lambda *_: pytest.fail("trained"))
     again = run(sweep.results, "-m", "eps=8,inf", "algo=dpsgd,disk")
     assert (again.code, again.err) == (0, "")
     assert snapshot(sweep.results) == before
@@ -297,13 +297,13 @@ def test_force_runs_again_and_keeps_the_old_record_until_the_new_one_is_finished
     record = only_record(results_of_a_run)
     before = snapshot(record)
     seen = []
-    original = PrivateStep.__call__
+    original = PrivateStep.take
 
     def call(self, batch):
         seen.append(snapshot(record))
         return original(self, batch)
 
-    monkeypatch.setattr(PrivateStep, "__call__", call)
+    monkeypatch.setattr(PrivateStep, "take", call)
     outcome = run(results_of_a_run, "force=true")
     assert outcome.code == 0
     assert seen == [before] * STEPS

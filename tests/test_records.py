@@ -222,9 +222,9 @@ def test_an_interrupted_run_is_recorded_and_trained_again_next_time(tmp_path, mo
 
 def test_an_interruption_stops_the_sweep_and_is_said_in_one_line(tmp_path, monkeypatch):
     raise_after(monkeypatch, 1, KeyboardInterrupt())
-    outcome = run(tmp_path, "-m", "seed=0,1")
+    outcome = run(tmp_path, "-m", "eps=8,inf")
     assert outcome.code == 130
-    assert [record.name for record in records(tmp_path)] == ["0"]
+    assert len(records(tmp_path)) == 1
     assert "Traceback" not in outcome.out + outcome.err
     assert re.fullmatch(r"[^\n]*interrupted[^\n]*\n", outcome.err)
 
@@ -236,7 +236,7 @@ def test_an_interrupted_forced_run_leaves_the_finished_record(results_of_a_run, 
         raise_after(patch, STEPS - 1, KeyboardInterrupt())
         assert run(results_of_a_run, "force=true").code == 130
     assert snapshot(record) == before
-    monkeypatch.setattr(PrivateStep, "__call__", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(PrivateStep, "take", lambda *_: pytest.fail("trained"))
     assert run(results_of_a_run).code == 0
 
 

@@ -72,9 +72,9 @@ def change_by_last_sample(clip, samples, norm, query):
         step.query.points(step.gradients.flat.vector)
         step.gradients.flat.vector.mul_(1.5)  # so that two points differ
         twin = copy.deepcopy(step.query)
-        whole, _ = step.clipped_sum(zip(inputs.split(2), labels.split(2), strict=True), norm)
+        whole, _ = step.request(zip(inputs.split(2), labels.split(2), strict=True), norm).alone()
         step.query = twin
-        without, _ = step.clipped_sum(zip(inputs[:-1].split(2), labels[:-1].split(2), strict=True), norm)
+        without, _ = step.request(zip(inputs[:-1].split(2), labels[:-1].split(2), strict=True), norm).alone()
     return float((whole.double() - without.double()).norm()), float(without.norm())
 
 
@@ -183,7 +183,7 @@ def test_sum_is_divided_by_the_expected_batch_size_not_the_drawn_one():
     model = small_model()
     step = private_step(model, ThresholdClip(), batch=64.0)
     inputs, labels = torch.randn(5, 3), torch.randint(3, (5,))
-    total, _ = step.clipped_sum([(inputs, labels)], 1.0)
+    total, _ = step.request([(inputs, labels)], 1.0).alone()
     before = step.gradients.flat.vector.clone()
     step([(inputs, labels)])
     torch.testing.assert_close(step.gradients.flat.vector, before - 0.1 * total / 64)

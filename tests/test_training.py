@@ -11,6 +11,7 @@ from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.devices import choose_device
 from dpbench.training.evaluation import evaluate
+from dpbench.training.lockstep import alone
 from dpbench.training.loop import train
 from dpbench.training.micro_batch import measured_fit
 from dpbench.training.randomness import STREAMS, generator, global_stream
@@ -30,7 +31,7 @@ def trained(*overrides, root=Path("nowhere")):
     parts = assemble(config, device, multiplier, ledger)
     metrics, steps = [], []
     splits: Splits = config.dataset.load(root, download=False)
-    train(config, parts, splits, ledger, on_step=steps.append, on_evaluation=metrics.append)
+    alone(train(config, parts, splits, ledger, on_step=steps.append, on_evaluation=metrics.append))
     assert steps == list(range(1, config.steps + 1))
     assert ledger.complete()
     return metrics, parts.step.gradients.flat.vector

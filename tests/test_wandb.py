@@ -225,7 +225,8 @@ def test_a_user_is_told_that_the_tracker_failed(tmp_path, monkeypatch):
     assert "W&B failed to start (ConnectionError: the server is gone)" in said
 
 
-def test_a_run_whose_tracker_failed_leaves_the_next_one_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fuse", ["true", "false"])
+def test_a_run_whose_tracker_failed_leaves_the_next_one_alone(tmp_path, monkeypatch, fuse):
     log = wandb.Run.log
     failed = []
 
@@ -236,7 +237,7 @@ def test_a_run_whose_tracker_failed_leaves_the_next_one_alone(tmp_path, monkeypa
         log(self, *arguments, **settings)
 
     monkeypatch.setattr(wandb.Run, "log", fail_once)
-    assert run(tmp_path, "-m", "eps=inf", "seed=0,1", settings=OFFLINE).code == 0
+    assert run(tmp_path, "-m", "eps=inf", "seed=0,1", f"fuse_seeds={fuse}", settings=OFFLINE).code == 0
     (second,) = [each for each in written(tmp_path) if each.config.get("seed") == 1]
     assert failed != [second.run.run_id]
     assert [line["_step"] for line in second.history] == [2, STEPS]

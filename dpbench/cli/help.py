@@ -16,6 +16,7 @@ Trains a model under a privacy budget and records accuracy, the eps spent and wh
   python -m dpbench.run                                     DP-SGD on scikit-learn's digits at eps=8
   python -m dpbench.run algo=disk eps=2 dataset=mnist       another algorithm, budget and data set
   python -m dpbench.run algo=dpsgd,disk eps=1,2,4,8 -m      a sweep: all combinations, then a table
+  python -m dpbench.run algo=disk seeds=5 -m                the seeds 0 to 4, at once where that is faster
   python -m dpbench.run algo=dpsgd,disk eps=1,8 -m plan=true
                                                             what the sweep would run and cost; runs nothing
   python -m dpbench.run algo=disk --cfg job                 every setting with its value

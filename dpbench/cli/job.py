@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from dpbench.config import Job, chosen, load
+from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.schema import register
 from dpbench.training.execute import execute
 
@@ -20,13 +20,11 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def train_job(composed: DictConfig) -> None:
-    """Train the run that Hydra composed; how it ended is in its record."""
+    """Train the run that Hydra composed, or those of its seeds; how they ended is in their records."""
     register()
     runtime = HydraConfig.get()
     OmegaConf.set_struct(composed, False)
     # The group of a sweep is set by the command, not typed.
     typed = tuple(line for line in runtime.overrides.task if not line.startswith("tracker.group=sweep-"))
     job = Job(typed, load(composed), chosen(runtime.runtime.choices))
-    console = make_console()
-    console.print(job.name, style="bold")
-    execute(job, console)
+    execute(by_seed(job), make_console())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,8 +48,29 @@ class Job:
         return " ".join(line for line in self.overrides if not line.startswith(ELSEWHERE)) or "defaults"
 
 
+def by_seed(job: Job) -> list[Job]:
+    """The jobs that a job with `seeds` stands for, each as if its seed had been typed."""
+    if job.config.seeds is None:
+        return [job]
+    jobs = []
+    for seed in job.config.seeds:
+        typed = tuple(f"seed={seed}" if line.startswith("seeds=") else line for line in job.overrides)
+        jobs.append(replace(job, overrides=typed, config=replace(job.config, seed=seed, seeds=None)))
+    return jobs
+
+
 # Overrides that say where a run is recorded or shown.
-ELSEWHERE = ("data.", "device=", "force=", "micro_batch=", "plan=", "results_dir=", "tracker.", "tracker=")
+ELSEWHERE = (
+    "data.",
+    "device=",
+    "force=",
+    "fuse_seeds=",
+    "micro_batch=",
+    "plan=",
+    "results_dir=",
+    "tracker.",
+    "tracker=",
+)
 
 
 def chosen(choices: Mapping[Any, Any]) -> dict[str, str]:

@@ -18,10 +18,12 @@ NOT_IDENTITY = frozenset(
         "data",
         "device",
         "force",
+        "fuse_seeds",
         "micro_batch",
         "plan",
         "results_dir",
         "seed",
+        "seeds",
         "tracker",
         "dataset.suggested",
     }

@@ -93,6 +93,8 @@ class RunConfig:
         precision: float32, or bfloat16 to run the model under autocast; norms, sums and noise stay in float32.
         channels_last: memory layout of images; a GPU may prefer it.
         results_dir: folder of the records.
+        seeds: train these in one process; the command line sets it, in place of `seed`.
+        fuse_seeds: whether they share their passes: "auto" (where that is faster), true or false.
         force: run again what is finished already.
         plan: only print what would be run.
     """
@@ -107,6 +109,8 @@ class RunConfig:
     precision: str = "float32"
     channels_last: bool = False
     results_dir: str = MISSING
+    seeds: list[int] | None = None
+    fuse_seeds: Any = "auto"
     force: bool = False
     plan: bool = False
     algo: dict[str, Any] = MISSING
@@ -144,6 +148,7 @@ class RunConfig:
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         self._check_crop()
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
+        require(self.fuse_seeds in ("auto", True, False), "fuse_seeds", self.fuse_seeds, "auto, true or false")
         if isinstance(self.clip, clip.NoClip) and self.eps < math.inf:
             raise UserError(
                 "without clipping no noise makes a step private; use eps=inf, or another clip",

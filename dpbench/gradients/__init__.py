@@ -1,7 +1,9 @@
 """Per-sample gradients of linear combinations over iterates, exact."""
 
 from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.per_sample import PerSampleGradients
+from dpbench.gradients.request import Clipped, MicroBatch, Request
 from dpbench.gradients.tape import Tape
 
-__all__ = ["FlatParameters", "PerSampleGradients", "Tape"]
+__all__ = ["Clipped", "FlatParameters", "FusedGradients", "MicroBatch", "PerSampleGradients", "Request", "Tape"]

@@ -9,7 +9,7 @@ from dataclasses import astuple
 import torch
 
 from dpbench import cache
-from dpbench.gradients.summands import Factored, Held, Summand
+from dpbench.gradients.summands import summand_of
 from dpbench.gradients.uses import Strategy, Term, Use
 from dpbench.stage import State
 
@@ -48,19 +48,14 @@ class Chooser:
         """Take the choices of a state that `state_dict` returned."""
         self.choices = {key: Strategy(*values) for key, values in state.items()}
 
-    def summand(self, use: Use, term: Term, points: int) -> Summand:
-        """An empty summand for terms like this one, with the strategy of its choice.
+    def choose(self, use: Use, term: Term, points: int) -> Strategy:
+        """The strategy for terms like this one.
 
         Args:
             use: of the terms.
             term: the first of them.
             points: how many there will be.
         """
-        strategy = self.choose(use, term, points)
-        return Held(strategy, points) if strategy.kind == "hold" else Factored(use, strategy)
-
-    def choose(self, use: Use, term: Term, points: int) -> Strategy:
-        """The strategy for terms like this one."""
         key = _key(use, term, points)
         if key in self.choices:
             return self.choices[key]
@@ -102,7 +97,7 @@ class Chooser:
         def seconds(strategy: Strategy) -> float:
             _synchronise(some.b.device)
             start = time.perf_counter()
-            summand = Held(strategy, points) if strategy.kind == "hold" else Factored(use, strategy)
+            summand = summand_of(use, strategy, points)
             for _ in range(points):
                 summand.add(some, use)
             summand.squares()

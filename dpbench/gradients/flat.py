@@ -44,9 +44,9 @@ class FlatParameters:
             parameter.data = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Views of a vector of shape (d,) in the parameters' shapes."""
-        parts = vector.split(self._sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        """Views of a vector of shape (..., d) in the shapes (..., *parameter)."""
+        parts = vector.split(self._sizes, dim=-1)
+        return [part.view(*part.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     @contextmanager
     def at(self, iterate: Tensor) -> Iterator[None]:

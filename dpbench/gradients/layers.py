@@ -39,7 +39,8 @@ def conv1d_of_transformers(recording: Recording, layer: Conv1D, x: Tensor) -> Te
 def convolution(recording: Recording, layer: nn.Conv1d | nn.Conv2d, input: Tensor) -> Tensor:
     """Conv1d and Conv2d, whatever their padding, stride, dilation and groups."""
     x = recording.spread(input)
-    output = layer._conv_forward(x, layer.weight, layer.bias)
+    weights = recording.weights
+    output = weights.convolution(layer, x, weights.of(layer.weight), layer.bias)
     padding, written_out = _padding(layer)
     use = Patches((_kernel_shape(layer),), _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
     return _watch_convolution(recording, layer, x, output, (layer.weight,), use, written_out, None)
@@ -48,12 +49,14 @@ def convolution(recording: Recording, layer: nn.Conv1d | nn.Conv2d, input: Tenso
 def standardised_convolution(recording: Recording, layer: WSConv2d, input: Tensor) -> Tensor:
     """WSConv2d, at one iterate the convolution with the filters that its standardisation gives."""
     x = recording.spread(input)
-    mean, scale = layer.statistics()
-    filters = (layer.weight.flatten(1) - mean) * scale
-    gain = layer.gain.view(-1, 1)
+    weights = recording.weights
+    weight, gain = weights.of(layer.weight), weights.of(layer.gain).unsqueeze(-1)
+    mean, scale = layer.statistics(weight)
+    filters = (weight.flatten(-3) - mean) * scale
     moves = (scale.square() * layer.SMALLEST < 1 - 1e-6).to(scale.dtype)
-    extra = Standardisation(filters.detach(), scale.detach(), moves.detach(), gain.detach())
-    output = layer._conv_forward(x, (filters * gain).view_as(layer.weight), layer.bias)
+    found = Standardisation(filters.detach(), scale.detach(), moves.detach(), gain.detach())
+    extra = found if weights.seeds == 1 else [Standardisation(*parts) for parts in zip(*found, strict=True)]
+    output = weights.convolution(layer, x, (filters * gain).view_as(weight), layer.bias)
     padding, written_out = _padding(layer)
     shapes = (tuple(layer.weight.shape), tuple(layer.gain.shape))
     use = StandardisedPatches(shapes, _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
@@ -68,7 +71,7 @@ def _watch_convolution(
     parameters: tuple[Tensor, ...],
     use: Patches,
     written_out: tuple[int, ...],
-    extra: Standardisation | None,
+    extra: Standardisation | list[Standardisation] | None,
 ) -> Tensor:
     x = x.detach()
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -109,6 +112,8 @@ def group_norm(recording: Recording, layer: nn.GroupNorm, input: Tensor) -> Tens
     torch's backward pass sums their gradients over the pixels of each sample in any case.
     """
     x = recording.spread(input)
+    if recording.weights.seeds > 1:
+        x = x.contiguous()
     if not layer.affine or not x.is_contiguous():
         return _norm(recording, layer, x)
     rows, channels = x.shape[:2]
@@ -158,13 +163,20 @@ def layer_norm(recording: Recording, layer: nn.LayerNorm | nn.RMSNorm, input: Te
         parts.append(Part((layer.weight,), Direct((tuple(layer.weight.shape),)), gain))
     if bias is not None:
         parts += bias_parts(recording, bias, full)
-    return recording.watch(normalised(x, layer.weight, bias), kept, parts)
+    if recording.weights.seeds == 1:
+        return recording.watch(normalised(x, layer.weight, bias), kept, parts)
+    output = normalised(x, None, None)
+    for parameter, apply in ((layer.weight, torch.mul), (bias, torch.add)):
+        if parameter is not None:
+            rows = recording.weights.repeated(parameter, len(x))
+            output = apply(output, rows.view(len(x), *[1] * (x.dim() - len(shape) - 1), *shape))
+    return recording.watch(output, kept, parts)
 
 
 def embedding(recording: Recording, layer: nn.Embedding, input: Tensor) -> Tensor:
     """Embedding; nothing goes to the row of the padding index."""
     ids = recording.spread(input)
-    output = F.embedding(ids, layer.weight, layer.padding_idx)
+    output = recording.weights.lookup(ids, layer.weight, layer.padding_idx)
 
     def term(b: Tensor) -> Term:
         if layer.padding_idx is not None:
@@ -188,6 +200,19 @@ FORWARDS: dict[type[nn.Module], Forward] = {
     nn.LSTM: lstm,
 }
 
+
+# Forwards that read their parameters through the recording alone, so that each row may have those of its own seed.
+BY_SEED: frozenset[Forward] = frozenset(
+    {
+        linear_layer,
+        conv1d_of_transformers,
+        convolution,
+        standardised_convolution,
+        group_norm,
+        layer_norm,
+        embedding,
+    }
+)
 
 # Packages whose subclasses of these layers compute what the layers compute, in another way.
 TRUSTED = ("torch", "torchvision", "transformers", "timm", "dpbench")

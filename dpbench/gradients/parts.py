@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from dpbench.gradients.recording import Part, Recording
@@ -33,7 +32,7 @@ def linear(recording: Recording, x: Tensor, weight: Tensor, bias: Tensor | None,
     parts = [Part((weight,), Outer((tuple(weight.shape),), transposed), term)]
     if bias is not None:
         parts += bias_parts(recording, bias, full)
-    return recording.watch(F.linear(x, weight.t() if transposed else weight, bias), kept, parts)
+    return recording.watch(recording.weights.linear(x, weight, bias, transposed), kept, parts)
 
 
 def bias_parts(recording: Recording, bias: Tensor, summed: Callable[[Tensor], Tensor]) -> list[Part]:

@@ -32,12 +32,14 @@ from dpbench.gradients.verify import (
     undisturbed_copy,
     without_fast_paths,
 )
+from dpbench.gradients.weights import Weights
 from dpbench.query import Point
 from dpbench.stage import State
 
 # A parameter that no known layer owns is used once per row of the model's input; where its first dimension is not the
 # one that is shared by the rows, so many dimensions may stand between the row and the parameter's own.
 LEADING = (1, 0, 2)
+AS_THEY_ARE = Weights()
 
 
 class Books(NamedTuple):
@@ -221,21 +223,32 @@ class PerSampleGradients:
     def _keep_books(
         self,
         way: Books,
-        weight: float,
+        weight: float | Tensor,
         points: int,
         inputs: Tensor,
         targets: Tensor,
         summands: dict[Parameters, Summand],
+        weights: Weights = AS_THEY_ARE,
     ) -> Tensor:
-        """Losses at the current parameters; what their gradients are made of goes to the summands."""
+        """Losses at these weights; what their gradients are made of goes to the summands.
+
+        Args:
+            way: of book-keeping.
+            weight: of the point; for all samples, or of each, shape (B,).
+            points: how many there are.
+            inputs: as for `record`.
+            targets: as for `record`.
+            summands: of all points so far.
+            weights: what the layers compute with.
+        """
         rows = len(targets) * self._views
-        recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands)
+        recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands, weights)
         half = torch.autocast(inputs.device.type, self._autocast, enabled=self._autocast is not None)
         with self.flat.frozen(), torch.enable_grad():
             with self._watched(recording, way), without_fast_paths(), half:
                 losses = full(sample_losses(self._model, self._loss, inputs, targets, self._views))
             if losses.requires_grad:
-                losses.backward(torch.full_like(losses, weight))
+                losses.backward(torch.ones_like(losses) * weight)
         return losses
 
     def _add_rows(self, rows: Tensor, summands: dict[Parameters, Summand]) -> None:

@@ -16,8 +16,9 @@ from typing_extensions import override
 
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
-from dpbench.gradients.summands import Held, Summand, Tied
+from dpbench.gradients.summands import BySeed, Summand, Tied, summand_of
 from dpbench.gradients.uses import Direct, Lookup, Outer, Strategy, Term, Use, can_tie
+from dpbench.gradients.weights import Weights
 
 HOLD = Strategy("hold", "grouped")
 
@@ -44,6 +45,7 @@ class Recording:
     Attributes:
         samples: B.
         rows: rows of the model's input, a multiple of B, a sample's rows one after the other.
+        weights: what the layers compute with.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class Recording:
         trained: Iterable[Tensor],
         chooser: Chooser,
         summands: dict[Parameters, Summand],
+        weights: Weights,
     ) -> None:
         self.samples = samples
         self.rows = rows
+        self.weights = weights
         self._points = points
         self._trained = {id(parameter) for parameter in trained}
         self._chooser = chooser
@@ -105,8 +109,7 @@ class Recording:
         Returns:
             Shape (rows, 1, ..., *parameter).
         """
-        shape = (rows, *[1] * leading, *parameter.shape)
-        copies = parameter.detach().expand(shape).contiguous()
+        copies = self.weights.repeated(parameter, rows).view(rows, *[1] * leading, *parameter.shape)
         part = Part((parameter,), Direct((tuple(parameter.shape),)), lambda b: self.per_row(parameter, b))
         if self._trains(part):
             self._calls.setdefault(part.parameters, []).append(part.use)
@@ -161,10 +164,17 @@ class Recording:
         kinds = list(dict.fromkeys(calls))
         if len(kinds) == 2 and can_tie(*kinds):
             return Tied()
+        seeds = self.weights.seeds
         # The pixels of calls on maps of different sizes have no common Gram matrix.
         if len(kinds) > 1 or (len(calls) > 1 and not isinstance(part.use, (Outer, Lookup))):
-            return Held(HOLD)
-        return self._chooser.summand(part.use, term, self._points * len(calls))
+            strategy, expected = HOLD, 1
+        else:
+            expected = self._points * len(calls)
+            strategy = self._chooser.choose(part.use, term.by_seed(seeds)[0], expected)
+        # Neither what a seed's samples share nor held chunks may span seeds.
+        if seeds > 1 and (term.extra is not None or (strategy.kind == "hold" and strategy.chunk)):
+            return BySeed([summand_of(part.use, strategy, expected) for _ in range(seeds)])
+        return summand_of(part.use, strategy, expected)
 
 
 def direct(gradients: Tensor) -> Term:

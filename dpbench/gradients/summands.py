@@ -28,6 +28,10 @@ class Summand:
         """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes."""
         raise NotImplementedError
 
+    def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of the samples of each seed, factors of shape (S, B/S), to tensors (S, *parameter)."""
+        raise NotImplementedError
+
 
 class Held(Summand):
     """All G_i are made and kept: B times the size of the parameters. a and b are not.
@@ -74,6 +78,13 @@ class Held(Summand):
                 total.addmv_(rows.t(), part)
             target.add_(total.view_as(target))
 
+    def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of each seed; all G_i are in one chunk."""
+        (of_all,) = self._chunks
+        for target, rows in zip(onto, of_all, strict=True):
+            total = torch.bmm(factors.unsqueeze(1), rows.view(*factors.shape, -1))
+            target.add_(total.view_as(target))
+
 
 class Factored(Summand):
     """a and b of each call are kept, and G_i only made for the norms, if at all. All terms are of one use."""
@@ -105,6 +116,11 @@ class Factored(Summand):
         for term in self.terms:
             self.use.add_weighted_sum(term, factors, onto)
 
+    def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of each seed, one product for each term."""
+        for term in self.terms:
+            self.use.add_weighted_sums(term, factors, onto)
+
 
 class Tied(Summand):
     """One weight as the table of an embedding and as a linear layer, as in GPT-2: their cross term is exact."""
@@ -129,6 +145,42 @@ class Tied(Summand):
         """Add Σ_i factor_i (G_i + H_i)."""
         for part in self._parts.values():
             part.add_weighted_sum(factors, onto)
+
+    def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of each seed."""
+        for part in self._parts.values():
+            part.add_weighted_sums(factors, onto)
+
+
+class BySeed(Summand):
+    """The samples of each seed in a summand of their own."""
+
+    def __init__(self, parts: Sequence[Summand]) -> None:
+        """Nothing so far.
+
+        Args:
+            parts: an empty summand for each seed.
+        """
+        self._parts = parts
+
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term of all seeds."""
+        for part, of_seed in zip(self._parts, term.by_seed(len(self._parts)), strict=True):
+            part.add(of_seed, use)
+
+    def squares(self) -> Tensor:
+        """‖G_i‖², shape (B,)."""
+        return torch.cat([part.squares() for part in self._parts])
+
+    def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of each seed, one after the other."""
+        for part, own, *targets in zip(self._parts, factors, *onto, strict=True):
+            part.add_weighted_sum(own, targets)
+
+
+def summand_of(use: Use, strategy: Strategy, expected: int) -> Summand:
+    """An empty summand for so many terms of a use."""
+    return Held(strategy, expected) if strategy.kind == "hold" else Factored(use, strategy)
 
 
 def chunks(batch: int, size: int) -> list[slice]:

@@ -12,7 +12,7 @@ from dpbench.gradients.summands import Summand
 
 
 class Tape:
-    """G_i = Σ_j w_j ∇f(θ_j; x_i) of the samples i of a micro-batch.
+    """G_i = Σ_j w_j ∇f(θ_j; x_i) of the samples i of a micro-batch, or of one of each of S seeds, one after the other.
 
     Attributes:
         losses: f(θ_J; x_i) at the last point J of the query, shape (B,), detached.
@@ -24,11 +24,13 @@ class Tape:
         flat: FlatParameters,
         summands: Mapping[tuple[Tensor, ...], Summand],
         groups: Mapping[Tensor, int],
+        seeds: int | None = None,
     ) -> None:
         self.losses = losses
         self._flat = flat
         self._summands = summands
         self._groups = groups
+        self._seeds = seeds
         self._norms: Tensor | None = None
 
     def norms(self) -> Tensor:
@@ -53,10 +55,15 @@ class Tape:
             factors: shape (G, B), a factor for each parameter group and sample.
 
         Returns:
-            Shape (d,).
+            Shape (d,); of S seeds (S, d), each the sum over its own samples.
         """
-        total = torch.zeros_like(self._flat.vector)
+        lead = [] if self._seeds is None else [self._seeds]
+        total = self._flat.vector.new_zeros(*lead, len(self._flat))
         views: dict[Tensor, Tensor] = dict(zip(self._flat.parameters, self._flat.views(total), strict=True))
         for parameters, summand in self._summands.items():
-            summand.add_weighted_sum(factors[self._groups[parameters[0]]], [views[p] for p in parameters])
+            own, onto = factors[self._groups[parameters[0]]], [views[p] for p in parameters]
+            if self._seeds is None:
+                summand.add_weighted_sum(own, onto)
+            else:
+                summand.add_weighted_sums(own.view(self._seeds, -1), onto)
         return total

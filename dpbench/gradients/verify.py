@@ -34,17 +34,24 @@ def moved(vector: Tensor, seed: int) -> Tensor:
     return vector + MOVE * noise
 
 
-def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor]) -> str | None:
-    """What of a tape deviates from the gradients (d,) of its samples, or None; one after the other, to save memory."""
+def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor], seeds: int = 1) -> str | None:
+    """What of a tape deviates from the gradients of its samples, or None; one after the other, to save memory.
+
+    Args:
+        flat: the parameters.
+        tape: of one seed or several.
+        references: of each sample (d,); or of S seeds (S d,), zero but for the seed of the sample.
+        seeds: S.
+    """
     of_own, of_all = TOLERANCE[flat.vector.dtype]
-    sizes = [parameter.numel() for parameter in flat.parameters]
+    sizes = [parameter.numel() for parameter in flat.parameters] * seeds
     norms = tape.norms()
     for i, reference in enumerate(references):
         whole = reference.norm()
         only = torch.zeros_like(norms)
         only[:, i] = 1
-        got = tape.weighted_sum(only)
-        for name, have, want in zip(flat.names, got.split(sizes), reference.split(sizes), strict=True):
+        got = tape.weighted_sum(only).flatten()
+        for name, have, want in zip(flat.names * seeds, got.split(sizes), reference.split(sizes), strict=True):
             if not bool((have - want).norm() <= of_own * want.norm() + of_all * whole):
                 return f"gradients of {name!r} deviate from autograd's"
         norm = norms[:, i].norm()
@@ -88,6 +95,19 @@ def draws_at_random(losses: Callable[[], Tensor]) -> bool:
             torch.manual_seed(seed)
             found.append(losses())
     return not torch.equal(*found)
+
+
+def consumes_randomness(losses: Callable[[], Tensor]) -> bool:
+    """Whether computing the losses of a model draws from torch's generators, whatever becomes of the numbers."""
+    devices = range(torch.cuda.device_count())
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+
+        def states() -> list[Tensor]:
+            return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+        before = states()
+        losses()
+        return not all(torch.equal(*pair) for pair in zip(before, states(), strict=True))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -24,14 +24,15 @@ class WSConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
         self.gain = nn.Parameter(torch.ones(out_channels))
 
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and inverse scale of each filter, shape (P, 1) each."""
-        var, mean = torch.var_mean(self.weight.flatten(1), dim=1, correction=0, keepdim=True)
-        return mean, torch.rsqrt((var * self.weight[0].numel()).clamp(min=self.SMALLEST))
+    def statistics(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and inverse scale of each filter of weights (..., C, kh, kw), shape (..., 1) each."""
+        filters = weight.flatten(-3)
+        var, mean = torch.var_mean(filters, dim=-1, correction=0, keepdim=True)
+        return mean, torch.rsqrt((var * filters.shape[-1]).clamp(min=self.SMALLEST))
 
     def standardised(self) -> Tensor:
         """The filters without their gain, shape (P, C, kh, kw)."""
-        mean, scale = self.statistics()
+        mean, scale = self.statistics(self.weight)
         return ((self.weight.flatten(1) - mean) * scale).view_as(self.weight)
 
     @override

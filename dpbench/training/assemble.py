@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from dpbench.privacy import Ledger
 from dpbench.step import PrivateStep
 from dpbench.training.micro_batch import fitting_micro_batch
 from dpbench.training.randomness import generator, global_stream
+
+Kind = TypeVar("Kind", bound=PerSampleGradients)
 
 
 def per_sample_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -37,6 +40,18 @@ class Assembly:
     micro_batch: int
 
 
+def gradients_of(config: RunConfig, model: nn.Module, flat: FlatParameters, kind: type[Kind]) -> Kind:
+    """The gradients of a run's model."""
+    return kind(
+        model,
+        flat,
+        per_sample_loss,
+        per_layer=config.clip.scope == "per_layer",
+        views=config.augmentation.copies,
+        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+    )
+
+
 def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:
     """Build model, stages and optimizer; reads no data.
 
@@ -47,14 +62,7 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         model = config.model.build(config.dataset)
     model.to(device).train()
     flat = FlatParameters(model)
-    gradients = PerSampleGradients(
-        model,
-        flat,
-        per_sample_loss,
-        per_layer=config.clip.scope == "per_layer",
-        views=config.augmentation.copies,
-        autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
-    )
+    gradients = gradients_of(config, model, flat, PerSampleGradients)
     step = PrivateStep(
         gradients,
         # Copies: a stage remembers, and a configuration may be assembled more than once.

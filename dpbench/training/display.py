@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console
@@ -14,12 +17,14 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 class Display:
-    """A progress bar on a terminal; elsewhere a line now and then."""
+    """A progress bar on a terminal; elsewhere a line now and then. Runs that go in step share it."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
         self._steps = steps
         self._last_line = time.monotonic()
+        self._runs = 0
+        self._evaluated: list[Metrics] = []
         self._bar = Progress(
             TextColumn("  step"),
             MofNCompleteColumn(),
@@ -41,16 +46,36 @@ class Display:
     ) -> None:
         self._bar.stop()
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One more run, from before its first step until it has ended."""
+        self._runs += 1
+        try:
+            yield
+        finally:
+            self._runs -= 1
+
     def step(self, taken: int) -> None:
         """So many steps are taken."""
         self._bar.update(self._task, completed=taken)
 
     def evaluation(self, metrics: Metrics) -> None:
-        """An evaluation is done."""
-        text = f"loss {metrics.train_loss:.3f}  accuracy {100 * metrics.test_accuracy:5.2f} %  eps {metrics.eps:.3f}"
+        """An evaluation of one run is done; shown when those of all runs at this step are."""
+        self._evaluated = [m for m in self._evaluated if m.step == metrics.step] + [metrics]
+        if len(self._evaluated) < self._runs:
+            return
+        text = _in_words(self._evaluated)
         self._bar.update(self._task, description=text)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
             left = metrics.seconds / metrics.step * (self._steps - metrics.step)
             self._console.print(f"  step {metrics.step}/{self._steps}  {text}  {left:.0f} s left")
             self._last_line = now
+
+
+def _in_words(evaluated: Sequence[Metrics]) -> str:
+    """One run's numbers, or the means of several with the range of their accuracies."""
+    accuracies = [100 * metrics.test_accuracy for metrics in evaluated]
+    loss, eps = fmean(metrics.train_loss for metrics in evaluated), max(metrics.eps for metrics in evaluated)
+    spread = f" ({min(accuracies):.2f} to {max(accuracies):.2f}, {len(evaluated)} seeds)" if len(evaluated) > 1 else ""
+    return f"loss {loss:.3f}  accuracy {fmean(accuracies):5.2f} %{spread}  eps {eps:.3f}"

@@ -1,12 +1,14 @@
-"""One run from its configuration to its record."""
+"""Runs from their configurations to their records."""
 
 from __future__ import annotations
 
 import math
 import time
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -21,7 +23,10 @@ from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import budget, in_words, open_ledger
 from dpbench.training.devices import choose_device, describe, prepare_device
 from dpbench.training.display import Display
+from dpbench.training.fusing import fused_gradients
+from dpbench.training.lockstep import Steps, alone, together
 from dpbench.training.loop import DivergedError, Metrics, train
+from dpbench.training.randomness import global_stream
 
 
 def record_of(job: Job) -> RunRecord:
@@ -29,30 +34,67 @@ def record_of(job: Job) -> RunRecord:
     return RunRecord(Path(job.config.results_dir), config_hash(job.config), job.config.seed)
 
 
-def execute(job: Job, console: Console) -> Status:
-    """Run a job unless it is finished already, and record it whatever happens.
+def execute(jobs: Sequence[Job], console: Console) -> None:
+    """Run jobs, unless they are finished already, and record each whatever happens.
 
-    Only KeyboardInterrupt leaves, after the record says so.
+    Jobs that differ in their seeds alone share their passes where the first one's `fuse_seeds` lets them.
+    Only KeyboardInterrupt leaves, after the records say so.
     """
-    record = record_of(job)
-    if record.finished() and not job.config.force:
-        console.print(f"  finished already: {record.folder} (force=true runs it again)")
-        return Status.FINISHED
-    execution = _Execution(job, record, console)
-    try:
-        prepared = execution.prepare()
-    except UserError as error:
-        record.refuse(str(error))
-        return Status.REFUSED
-    except Exception as error:  # while it was prepared; what happens in training is recorded there
-        record.start(execution.settings(), {})
-        record.set_status(Status.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
-        return Status.FAILED
-    return execution.train(*prepared)
+    console.print(_name(jobs), style="bold")
+    ready: list[_Execution] = []
+    for job in jobs:
+        record = record_of(job)
+        if record.finished() and not job.config.force:
+            console.print(f"  finished already: {record.folder} (force=true runs it again)")
+            continue
+        execution = _Execution(job, record, console)
+        if execution.prepare(ready[0].prepared.splits if ready else None):
+            ready.append(execution)
+    if len(ready) > 1 and _fused(ready, console):
+        return
+    for execution in ready:
+        if len(jobs) > 1:
+            console.print(execution.job.name, style="bold")
+        with Display(console, execution.config.steps) as display, global_stream(execution.config.seed, "model"):
+            alone(execution.train(display))
+
+
+def _name(jobs: Sequence[Job]) -> str:
+    """What the user typed for these jobs, with all seeds where they differ."""
+    if len(jobs) == 1:
+        return jobs[0].name
+    seeds = ",".join(str(job.config.seed) for job in jobs)
+    lines = [f"seed={seeds}" if line.startswith("seed=") else line for line in jobs[0].overrides]
+    return replace(jobs[0], overrides=tuple(lines)).name
+
+
+def _fused(ready: Sequence[_Execution], console: Console) -> bool:
+    """Carry out runs that share their passes; False, and nothing is done, where they had better not."""
+    config = ready[0].config
+    fused, why = fused_gradients(config, [run.prepared.parts for run in ready], ready[0].prepared.splits)
+    if fused is None:
+        if config.fuse_seeds is True:
+            console.print(f"  seeds run one after the other: {why}")
+        return False
+    console.print(f"  {len(ready)} seeds at once ({why})")
+    with Display(console, config.steps) as display:
+        together([run.train(display, seeds_at_once=len(ready)) for run in ready], fused.clipped_sums)
+    return True
+
+
+class Prepared(NamedTuple):
+    """Everything that training needs."""
+
+    parts: Assembly
+    splits: Splits
+    ledger: Ledger
+    origin: dict[str, Any]
 
 
 class _Execution:
     """The state of one run while it is carried out."""
+
+    prepared: Prepared
 
     def __init__(self, job: Job, record: RunRecord, console: Console) -> None:
         self.config = job.config
@@ -61,28 +103,47 @@ class _Execution:
         self.console = console
         self.metrics: list[Metrics] = []
 
-    def prepare(self) -> tuple[Assembly, Splits, Ledger, dict[str, Any]]:
-        """Everything that training needs; bad input leaves here, before anything is recorded."""
+    def prepare(self, splits: Splits | None) -> bool:
+        """Make everything that training needs; whether that went well. Bad input leaves no record.
+
+        Args:
+            splits: data that another run of the same data set has loaded.
+        """
+        try:
+            self.prepared = self._prepare(splits)
+        except UserError as error:
+            self.record.refuse(str(error))
+        except Exception as error:  # while it was prepared; what happens in training is recorded there
+            self.record.start(self.settings(), {})
+            self.record.set_status(Status.FAILED, f"{type(error).__name__}: {error}", traceback.format_exc())
+        else:
+            return True
+        return False
+
+    def _prepare(self, splits: Splits | None) -> Prepared:
         config = self.config
         device = choose_device(config.device)
         prepare_device(device)
         found = budget(config)
         ledger = open_ledger(config, found.noise_multiplier, found.published_eps)
         parts = assemble(config, device, found.noise_multiplier, ledger)
-        loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
-        splits = Splits(loaded.train.to(device), loaded.test.to(device))
-        self.console.print(f"  {in_words(config, found)}; {describe(device)}")
-        return parts, splits, ledger, {**provenance(device), "micro_batch": parts.micro_batch}
+        if splits is None:
+            loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
+            splits = Splits(loaded.train.to(device), loaded.test.to(device))
+            self.console.print(f"  {in_words(config, found)}; {describe(device)}")
+        return Prepared(parts, splits, ledger, {**provenance(device), "micro_batch": parts.micro_batch})
 
-    def train(self, parts: Assembly, splits: Splits, ledger: Ledger, origin: dict[str, Any]) -> Status:
-        """Train, and record how it ended, whatever happens."""
+    def train(self, display: Display, seeds_at_once: int = 1) -> Steps[Status]:
+        """Train, and record how it ended, whatever happens; to be carried out by lockstep.py."""
+        parts, splits, ledger, origin = self.prepared
+        origin = {**origin, "seeds_at_once": seeds_at_once}
         self.record.start(self.settings(), origin)
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()
         tracker: Tracker | None = None
         try:
             tracker = self._tracker()
-            self._steps(parts, splits, ledger, tracker)
+            yield from self._steps(parts, splits, ledger, tracker, display)
             status = Status.FINISHED if ledger.complete() else Status.INVALID
             reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
         except KeyboardInterrupt:
@@ -123,17 +184,18 @@ class _Execution:
             say=self.console.print,
         )
 
-    def _steps(self, parts: Assembly, splits: Splits, ledger: Ledger, tracker: Tracker) -> None:
-        with Display(self.console, self.config.steps) as display:
+    def _steps(
+        self, parts: Assembly, splits: Splits, ledger: Ledger, tracker: Tracker, display: Display
+    ) -> Steps[None]:
+        def on_evaluation(metrics: Metrics) -> None:
+            self.metrics.append(metrics)
+            self.record.append_metrics(metrics.as_dict())
+            self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
+            tracker.log(metrics.as_dict(), metrics.step)
+            display.evaluation(metrics)
 
-            def on_evaluation(metrics: Metrics) -> None:
-                self.metrics.append(metrics)
-                self.record.append_metrics(metrics.as_dict())
-                self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
-                tracker.log(metrics.as_dict(), metrics.step)
-                display.evaluation(metrics)
-
-            train(self.config, parts, splits, ledger, on_step=display.step, on_evaluation=on_evaluation)
+        with display.watching():
+            yield from train(self.config, parts, splits, ledger, on_step=display.step, on_evaluation=on_evaluation)
 
     def _summary(self, ledger: Ledger, multiplier: float) -> dict[str, Any]:
         """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""

@@ -15,7 +15,8 @@ from dpbench.data import Splits
 from dpbench.privacy import Ledger, make_sampler
 from dpbench.training.assemble import Assembly
 from dpbench.training.evaluation import evaluate
-from dpbench.training.randomness import generator, global_stream
+from dpbench.training.lockstep import Steps
+from dpbench.training.randomness import generator
 
 
 class DivergedError(RuntimeError):
@@ -59,8 +60,8 @@ def train(
     *,
     on_step: Callable[[int], None],
     on_evaluation: Callable[[Metrics], None],
-) -> None:
-    """Train for all planned steps.
+) -> Steps[None]:
+    """Train for all planned steps; a run to be carried out by lockstep.py.
 
     Args:
         config: the run.
@@ -83,35 +84,34 @@ def train(
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     seen = 0
     start = time.perf_counter()
-    with global_stream(config.seed, "model"):
-        for step in range(1, config.steps + 1):
-            lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            losses = parts.step(
-                (_in_layout(config.augmentation.views(images, augmenting), layout), labels)
-                for images, labels in splits.train.batches(sampler.draw(), parts.micro_batch)
+    for step in range(1, config.steps + 1):
+        lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        losses = yield from parts.step.take(
+            (_in_layout(config.augmentation.views(images, augmenting), layout), labels)
+            for images, labels in splits.train.batches(sampler.draw(), parts.micro_batch)
+        )
+        loss_sum += losses.sum().double()
+        seen += len(losses)
+        on_step(step)
+        if step % config.evaluate_every == 0 or step == config.steps:
+            test = evaluate(parts.model, splits.test)
+            metrics = Metrics(
+                step=step,
+                epoch=step * config.sampling_rate,
+                train_loss=float(loss_sum) / seen if seen else math.nan,
+                test_loss=test.loss,
+                test_accuracy=test.accuracy,
+                eps=ledger.epsilon(),
+                lr=lr,
+                seconds=time.perf_counter() - start,
             )
-            loss_sum += losses.sum().double()
-            seen += len(losses)
-            on_step(step)
-            if step % config.evaluate_every == 0 or step == config.steps:
-                test = evaluate(parts.model, splits.test)
-                metrics = Metrics(
-                    step=step,
-                    epoch=step * config.sampling_rate,
-                    train_loss=float(loss_sum) / seen if seen else math.nan,
-                    test_loss=test.loss,
-                    test_accuracy=test.accuracy,
-                    eps=ledger.epsilon(),
-                    lr=lr,
-                    seconds=time.perf_counter() - start,
-                )
-                loss_sum.zero_()
-                seen = 0
-                on_evaluation(metrics)
-                if not math.isfinite(test.loss):
-                    raise DivergedError(f"the test loss is {test.loss} after {step} steps")
+            loss_sum.zero_()
+            seen = 0
+            on_evaluation(metrics)
+            if not math.isfinite(test.loss):
+                raise DivergedError(f"the test loss is {test.loss} after {step} steps")
 
 
 def _in_layout(images: Tensor, layout: torch.memory_format) -> Tensor:

@@ -29,17 +29,28 @@ MEASURED = (8, 16)
 def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampleGradients) -> int:
     """Samples whose gradients can be computed at once in the share of memory that a micro-batch may take."""
     vector = gradients.flat.vector
-    allowed = MEMORY_SHARE * total_memory(vector.device)
     if not vector.is_cuda:
-        fitting = int(allowed / (_bytes_by_outputs(config, model, vector) * config.query.most_points))
-        return max(1, min(fitting, MOST_ROWS_ON_CPU // config.augmentation.copies))
+        return max(1, min(_fitting_on_cpu(config, model, vector), MOST_ROWS_ON_CPU // config.augmentation.copies))
     key = [describe(vector.device), torch.__version__, *(plain(part) for part in _what_needs_memory(config))]
     known = cache.read("micro_batch", key)
     if isinstance(known, int) and known > 0:
         return known
-    fitting = measured_fit(lambda count: _peak(config, gradients, count), allowed)
+    fitting = measured_fit(lambda count: _peak(config, gradients, count), MEMORY_SHARE * total_memory(vector.device))
     cache.write("micro_batch", key, fitting)
     return fitting
+
+
+def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradients, seeds: int) -> int:
+    """Samples of so many seeds that are computed at once: what fits; on a CPU as many of each as it has alone.
+
+    There, fewer of each gain nothing over one seed after the other.
+    """
+    if config.micro_batch is not None:
+        return config.micro_batch
+    alone = fitting_micro_batch(config, model, gradients)
+    if gradients.flat.vector.is_cuda:
+        return alone
+    return min(seeds * alone, _fitting_on_cpu(config, model, gradients.flat.vector))
 
 
 def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
@@ -73,6 +84,11 @@ def blank(config: RunConfig, count: int, device: torch.device) -> Tensor:
     data = config.dataset
     images = torch.zeros(count, data.channels, data.height, data.width, device=device)
     return config.augmentation.views(images, torch.Generator(device))
+
+
+def _fitting_on_cpu(config: RunConfig, model: nn.Module, vector: Tensor) -> int:
+    need = _bytes_by_outputs(config, model, vector) * config.query.most_points
+    return int(MEMORY_SHARE * total_memory(vector.device) / need)
 
 
 def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> int:

@@ -16,7 +16,8 @@ class Term(NamedTuple):
     Attributes:
         a: what the layer read, shape (B, m, ...): the m rows of the model's input that belong to one sample.
         b: gradient of the loss with respect to what the layer gave, shape (B, m, ...).
-        extra: what else a use needs of the call, the same for all samples.
+        extra: what else a use needs of the call, the same for all samples; a list, one for each seed, where samples
+            of several seeds are in one term.
     """
 
     a: Tensor
@@ -26,6 +27,13 @@ class Term(NamedTuple):
     def samples(self, which: slice) -> Term:
         """The term of some of the samples."""
         return Term(self.a[which], self.b[which], self.extra)
+
+    def by_seed(self, seeds: int) -> list[Term]:
+        """The terms of so many seeds, which have equally many samples, one seed after the other."""
+        if seeds == 1:
+            return [self]
+        extras = [None] * seeds if self.extra is None else self.extra
+        return [Term(*parts) for parts in zip(self.a.chunk(seeds), self.b.chunk(seeds), extras, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,17 @@ class Use:
             onto: one tensor for each of `shapes`.
         """
         raise NotImplementedError
+
+    def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add the sums of the samples of each seed.
+
+        Args:
+            term: with S B samples, seed by seed.
+            factors: shape (S, B).
+            onto: for each of `shapes` a tensor (S, *shape).
+        """
+        for part, own, *targets in zip(term.by_seed(len(factors)), factors, *onto, strict=True):
+            self.add_weighted_sum(part, own, targets)
 
 
 def full(t: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from dpbench.gradients.uses.base import Strategy, Term, Use, full, inner, pairs, pieces, scaled
 from dpbench.gradients.uses.outer import Outer
+from dpbench.gradients.weights import with_offsets
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,14 @@ class Lookup(Use):
             onto[0].add_(torch.ops.aten.embedding_dense_backward(b, term.a.reshape(-1), len(onto[0]), -1, False))
         else:
             onto[0].index_add_(0, term.a.reshape(-1), b)
+
+    @override
+    def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        seeds, size = onto[0].shape[:2]
+        sums = onto[0].new_zeros(seeds * size, onto[0].shape[2])
+        below = Term(with_offsets(term.a, seeds, size), term.b)
+        self.add_weighted_sum(below, factors.reshape(-1), [sums])
+        onto[0].add_(sums.view_as(onto[0]))
 
 
 def cross_products(lookups: Sequence[Term], outers: Sequence[Term]) -> Tensor:

@@ -48,12 +48,20 @@ class Outer(Use):
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        left, right = self._factors_of_sum(term, factors)
+        onto[0].addmm_(left.flatten(0, 1).t(), right.flatten(0, 1))
+
+    @override
+    def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        left, right = (t.reshape(len(factors), -1, t.shape[2]) for t in self._factors_of_sum(term, factors))
+        onto[0].baddbmm_(left.transpose(1, 2), right)
+
+    def _factors_of_sum(self, term: Term, factors: Tensor) -> tuple[Tensor, Tensor]:
+        """Left and right (B, T, ...) of the product that is the weighted sum."""
         a, b = full(term.a), full(term.b)
         # The factors go where there are fewer numbers to multiply.
         if a.shape[2] < b.shape[2]:
             a = scaled(a, factors)
         else:
             b = scaled(b, factors)
-        a, b = a.flatten(0, 1), b.flatten(0, 1)
-        left, right = (a, b) if self.transposed else (b, a)
-        onto[0].addmm_(left.t(), right)
+        return (a, b) if self.transposed else (b, a)

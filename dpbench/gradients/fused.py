@@ -1,0 +1,217 @@
+"""Clipped sums of several runs that differ in their seeds alone, in one forward and one backward pass.
+
+The rows of all seeds go through the model as one batch, seed by seed, and the layers give each row the parameters of
+its own seed (weights.py). Norms are those of the rows as ever; sums go over the rows of each seed. Nothing here adds
+up over seeds, so that no seed can change another one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.functional import one_by_one
+from dpbench.gradients.layers import BY_SEED
+from dpbench.gradients.loss import sample_losses
+from dpbench.gradients.per_sample import Books, PerSampleGradients
+from dpbench.gradients.recording import Parameters
+from dpbench.gradients.request import Clipped, MicroBatch, Request
+from dpbench.gradients.summands import Summand
+from dpbench.gradients.tape import Tape
+from dpbench.gradients.verify import (
+    SAMPLES,
+    consumes_randomness,
+    deviation,
+    moved,
+    out_of_memory,
+    undisturbed_copy,
+    without_fast_paths,
+)
+from dpbench.gradients.weights import StackedWeights
+from dpbench.query import Point
+
+# Seeds that are compared with autograd.
+SEEDS = 3
+BOOKS = Books(leading=0)
+
+
+@dataclass
+class _Share:
+    """What one run has got of a step so far."""
+
+    request: Request
+    batch: Iterator[MicroBatch]
+    total: Tensor
+    losses: list[Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> _Share:
+        return cls(request, iter(request.batch), torch.zeros_like(request.gradients.flat.vector))
+
+    def next(self) -> MicroBatch | None:
+        """The next micro-batch that is not empty; None at the end, or where reading it fails."""
+        while self.error is None:
+            try:
+                piece = next(self.batch, None)
+            except Exception as error:
+                self.error = error
+                break
+            if piece is None or len(piece[1]) > 0:
+                return piece
+        return None
+
+    def add(self, found: Clipped) -> None:
+        self.total += found[0]
+        self.losses.append(found[1])
+
+    def compute(self, piece: MicroBatch) -> None:
+        """Add a micro-batch, without regard to other runs."""
+        try:
+            self.add(self.request._replace(batch=[piece]).alone())
+        except Exception as error:
+            self.error = error
+
+    def outcome(self) -> Clipped | Exception:
+        return self.error or (self.total, torch.cat([self.total.new_empty(0), *self.losses]))
+
+
+class FusedGradients(PerSampleGradients):
+    """The gradients of several runs whose models are built alike; made of any one of them.
+
+    Attributes:
+        rows: samples of all seeds that are computed at once.
+    """
+
+    rows: int = 128
+
+    def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
+        """Why this model's seeds can't share a pass; None where they can, which is tried out on these samples.
+
+        The sums and norms of several seeds are compared with autograd's, sample by sample and in float64.
+        """
+        if self._direct:
+            return f"parameter {self._direct[0][1]!r} is used outside of known layers"
+        for layer, forward in self._layers:
+            if forward not in BY_SEED:
+                return f"{type(layer).__name__} takes one seed at a time"
+        if consumes_randomness(lambda: sample_losses(self._model, self._loss, inputs[:1], targets[:1], self._views)):
+            return "the model draws random numbers, which each seed has its own of"
+        copy = undisturbed_copy(self._model)
+        if copy is None:
+            return "the model can't be copied, so its gradients can't be checked"
+        try:
+            exact = inputs.double() if inputs.is_floating_point() else inputs
+            return self._compared(copy.double(), exact, targets)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if out_of_memory(error):
+                raise
+            return f"{type(error).__name__}: {error}"
+
+    def _compared(self, copy: torch.nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
+        twin = FusedGradients(copy, FlatParameters(copy), self._loss, views=self._views)
+        start, size = twin.flat.vector, len(twin.flat)
+        weights = (1.5, -0.5)
+        stacks = [torch.stack([moved(start, SEEDS * j + s) for s in range(SEEDS)]) for j in range(len(weights))]
+        which = torch.arange(SEEDS * SAMPLES, device=inputs.device) % len(targets)
+        inputs, targets = inputs[which], targets[which]
+        references = [start.new_zeros(SEEDS * size) for _ in which]
+        with without_fast_paths():
+            alone = one_by_one(copy, twin.flat, self._loss, self._views)
+            for weight, stack in zip(weights, stacks, strict=True):
+                for i, reference in enumerate(references):
+                    seed = i // SAMPLES
+                    with twin.flat.at(stack[seed]):
+                        own = reference[seed * size : (seed + 1) * size]
+                        own.add_(alone(inputs[i : i + 1], targets[i : i + 1])[1][0], alpha=weight)
+            points = [Point(*pair) for pair in zip(weights, stacks, strict=True)]
+            tape = twin.record_together(points, inputs, targets, start.new_ones(len(which)))
+            return deviation(twin.flat, tape, references, SEEDS)
+
+    def record_together(self, points: Sequence[Point], inputs: Tensor, targets: Tensor, counts: Tensor) -> Tape:
+        """Per-sample gradients of one micro-batch of each of S seeds.
+
+        Args:
+            points: (weight, iterates) pairs, the iterates of all seeds, shape (S, d).
+            inputs: (S B, ...), or (S B, K, ...), seed by seed.
+            targets: (S B, ...).
+            counts: 1 for each sample, 0 for padding, shape (S B,).
+        """
+        summands: dict[Parameters, Summand] = {}
+        seeds = len(points[0].iterate)
+        for weight, iterates in points:
+            values: dict[Tensor, Tensor] = dict(zip(self.flat.parameters, self.flat.views(iterates), strict=True))
+            stacked = StackedWeights(values, seeds, grouped=iterates.is_cuda)
+            weights = weight * counts
+            losses = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
+        return Tape(losses.detach(), self.flat, summands, self._groups, seeds)
+
+    def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
+        """What each request would have got alone, to rounding; or the error that it would have raised."""
+        shares = [_Share.of(request) for request in requests]
+        while True:
+            pieces = [(share, piece) for share in shares if (piece := share.next()) is not None]
+            if not pieces:
+                return [share.outcome() for share in shares]
+            start, longest = 0, max(len(targets) for _, (_, targets) in pieces)
+            while start < longest:
+                most = max(1, self.rows // len(pieces))
+                part = slice(start, start + most)
+                now = [(share, (x[part], y[part])) for share, (x, y) in pieces if len(y) > start and not share.error]
+                if self._add(now):
+                    start += most
+
+    def _add(self, pieces: list[tuple[_Share, MicroBatch]]) -> bool:
+        """Add the sums of these micro-batches to what the runs have; False if fewer rows at once must be tried."""
+        weights = {tuple(point.weight for point in share.request.points) for share, _ in pieces}
+        if len(pieces) > 1 and len(weights) == 1:
+            try:
+                together = self._together(pieces)
+            except Exception as error:
+                if out_of_memory(error) and self.rows > len(pieces):
+                    self.rows //= 2
+                    return False
+                # The fault of one run is no other's: alone, it is raised in the run that has it.
+                warnings.warn(f"seeds computed one by one ({type(error).__name__}: {error})", stacklevel=2)
+                together = [None] * len(pieces)
+        else:
+            together = [None] * len(pieces)
+        for (share, piece), found in zip(pieces, together, strict=True):
+            if found is None:
+                share.compute(piece)
+            else:
+                share.add(found)
+        return True
+
+    def _together(self, pieces: list[tuple[_Share, MicroBatch]]) -> list[Clipped | None]:
+        """Sum and losses of each run; None where a gradient is not finite, for that one must be left out."""
+        requests = [share.request for share, _ in pieces]
+        sizes = [len(targets) for _, (_, targets) in pieces]
+        seeds, longest = len(pieces), max(sizes)
+        inputs, targets = (torch.cat([_padded(piece[i], longest) for _, piece in pieces]) for i in (0, 1))
+        points = [
+            Point(of_seeds[0].weight, torch.stack([point.iterate for point in of_seeds]))
+            for of_seeds in zip(*(request.points for request in requests), strict=True)
+        ]
+        vector = self.flat.vector
+        counts = torch.arange(longest, device=vector.device) < torch.tensor(sizes, device=vector.device).unsqueeze(1)
+        tape = self.record_together(points, inputs, targets, counts.flatten().to(vector.dtype))
+        norms = tape.norms().view(-1, seeds, longest)
+        factors = torch.zeros_like(norms)
+        for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
+            factors[:, s, :size] = request.factors(norms[:, s, :size])
+        totals = tape.weighted_sum(factors.flatten(1))
+        losses = tape.losses.view(seeds, longest)
+        finite: list[bool] = tape.finite().view(seeds, longest).all(1).tolist()
+        return [(totals[s], losses[s, : sizes[s]]) if finite[s] else None for s in range(seeds)]
+
+
+def _padded(t: Tensor, length: int) -> Tensor:
+    """A tensor (n, ...) with its first row repeated below, shape (length, ...)."""
+    missing = length - len(t)
+    return t if missing == 0 else torch.cat([t, t[:1].expand(missing, *t.shape[1:])])

@@ -1,0 +1,126 @@
+"""Whether runs that differ in their seeds alone share their passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dpbench import cache
+from dpbench.config import RunConfig
+from dpbench.config.identity import plain
+from dpbench.data import Splits
+from dpbench.gradients import FusedGradients, Request
+from dpbench.query import Point
+from dpbench.training.assemble import Assembly, gradients_of
+from dpbench.training.devices import describe
+from dpbench.training.micro_batch import fused_rows
+
+# With fuse_seeds=auto, seeds share passes where that takes at most so much of the time of separate ones.
+WORTH_FUSING = 0.9
+# With fuse_seeds=auto, seeds whose passes take longer than this go one by one, without more ado: there the arithmetic
+# takes the time, of which sharing saves none.
+LONG_PASS = 0.2
+# Samples of each seed that are timed at most, and how often.
+TIMED_SAMPLES, TIMED_ROUNDS = 256, 5
+# Samples that the gradients of a fused pass are checked on.
+CHECKED_SAMPLES = 9
+
+
+def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits) -> tuple[FusedGradients | None, str]:
+    """The gradients that these runs share, None where they had better not; and why, in a few words.
+
+    Args:
+        config: of any of the runs.
+        runs: one for each seed, not yet trained.
+        splits: samples of the training split are what the gradients are checked and timed on.
+    """
+    if config.fuse_seeds is False or len(runs) < 2:
+        return None, "fuse_seeds=false"
+    if not _alike([run.model for run in runs]):
+        return None, "what the models do not train differs between the seeds"
+    first = runs[0]
+    fused = gradients_of(config, first.model, first.step.gradients.flat, FusedGradients)
+    fused.rows = max(1, fused_rows(config, first.model, first.step.gradients, len(runs)))
+    if config.fuse_seeds == "auto" and (seconds := _seconds_of_a_pass(config, first, splits)) > LONG_PASS:
+        return None, f"a pass of one seed takes {seconds:.1f} s, of which sharing saves little"
+    objection = fused.objection(*_some(config, splits, CHECKED_SAMPLES))
+    if objection is not None:
+        return None, objection
+    if config.fuse_seeds is True:
+        return fused, "fuse_seeds=true"
+    share = _share_of_time(config, runs, fused, splits)
+    return (fused if share <= WORTH_FUSING else None), f"{100 * share:.0f} % of the time for gradients"
+
+
+def _alike(models: Sequence[nn.Module]) -> bool:
+    """Whether all that is not trained, frozen parameters and buffers, is the same in all models."""
+
+    def fixed(model: nn.Module) -> list[tuple[str, Tensor]]:
+        return [(n, p) for n, p in model.named_parameters() if not p.requires_grad] + list(model.named_buffers())
+
+    first, *others = map(fixed, models)
+    return all(
+        len(first) == len(other)
+        and all(a == b and torch.equal(x, y) for (a, x), (b, y) in zip(first, other, strict=True))
+        for other in others
+    )
+
+
+def _some(config: RunConfig, splits: Splits, count: int) -> tuple[Tensor, Tensor]:
+    """Views of the first samples, from a generator of their own."""
+    images, labels = splits.train.take(slice(0, count))
+    return config.augmentation.views(images, torch.Generator(images.device)), labels
+
+
+def _request(config: RunConfig, run: Assembly, samples: Tensor, labels: Tensor) -> Request:
+    points = [Point(1.0, run.step.gradients.flat.vector)] * config.query.most_points
+    batch = zip(samples.split(run.micro_batch), labels.split(run.micro_batch), strict=True)
+    return Request(run.step.gradients, points, batch, torch.ones_like)
+
+
+@torch.no_grad()
+def _seconds_of_a_pass(config: RunConfig, run: Assembly, splits: Splits) -> float:
+    """Seconds for one micro-batch of one seed."""
+    samples, labels = _some(config, splits, min(config.batch_size, run.micro_batch, TIMED_SAMPLES))
+    return _seconds([lambda: _request(config, run, samples, labels).alone()], labels.device, rounds=1)[0]
+
+
+@torch.no_grad()
+def _share_of_time(config: RunConfig, runs: Sequence[Assembly], fused: FusedGradients, splits: Splits) -> float:
+    """Time of the gradients of all runs together, divided by that of one after the other; timed once and cached."""
+    samples, labels = _some(config, splits, min(config.batch_size, TIMED_SAMPLES))
+    shape = [len(runs), runs[0].micro_batch, *samples.shape, config.dataset.classes]
+    settings = [config.model, config.query.most_points, config.precision, config.clip.scope]
+    key = [describe(labels.device), torch.__version__, shape, *map(plain, settings)]
+    known = cache.read("fusing", key)
+    if isinstance(known, float):
+        return known
+
+    def separate() -> None:
+        for run in runs:
+            _request(config, run, samples, labels).alone()
+
+    def together() -> None:
+        fused.clipped_sums([_request(config, run, samples, labels) for run in runs])
+
+    fastest = _seconds([together, separate], labels.device, TIMED_ROUNDS)
+    share = fastest[0] / fastest[1]
+    cache.write("fusing", key, share)
+    return share
+
+
+def _seconds(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
+    """The fastest of a few rounds of each, in turn; the others were disturbed, and the first one sets things up."""
+
+    def once(work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    found = [[once(work) for work in works] for _ in range(1 + rounds)]
+    return [min(times) for times in zip(*found[1:], strict=True)]

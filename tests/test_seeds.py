@@ -1,0 +1,805 @@
+"""Several seeds in one pass: what each gets is what it would have got alone, and none can change another."""
+
+import importlib
+import re
+from copy import deepcopy
+from io import StringIO
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, snapshot, status
+from helpers import composed, equal_releases
+from rich.console import Console
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+from dpbench.clip import AutomaticClip, ThresholdClip
+from dpbench.config import compose_jobs, config_hash
+from dpbench.filters import Exponential
+from dpbench.gradients import FlatParameters, FusedGradients, PerSampleGradients, Request
+from dpbench.gradients.summands import BySeed, Factored, Held
+from dpbench.gradients.uses import Patches, Term
+from dpbench.gradients.weights import StackedWeights
+from dpbench.models.layers import WSConv2d
+from dpbench.noise import ConstantNoise
+from dpbench.query import OnePoint, Point, TwoPoint
+from dpbench.run import _seeds_in_one_job
+from dpbench.step import PrivateStep
+from dpbench.threshold import FixedThreshold
+from dpbench.training import execute, fusing
+from dpbench.training.assemble import per_sample_loss
+from dpbench.training.display import Display
+from dpbench.training.lockstep import alone, together
+from dpbench.training.loop import Metrics
+from dpbench.training.randomness import stream_seed
+
+
+class Text(nn.Module):
+    """Two tables, one of them read with shared positions and used again as the last layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(11, 6, padding_idx=0), nn.Embedding(5, 6)
+        self.norm, self.scale = nn.LayerNorm(6), nn.RMSNorm(6)
+        self.mix, self.last = nn.Linear(6, 6, bias=False), nn.Linear(6, 11)
+        self.last.weight = self.words.weight
+
+    def forward(self, ids):
+        x = self.norm(self.words(ids) + self.places(torch.arange(5).unsqueeze(0)))
+        return self.last(self.scale(torch.tanh(self.mix(x))).mean(1))
+
+
+class Convolutions(nn.Sequential):
+    """Padding of every kind, groups, dilation, one dimension, and a group norm of what is not contiguous."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(2, 4, 3, padding="same", padding_mode="reflect"),
+            nn.Tanh(),
+            nn.Conv2d(4, 8, (3, 2), stride=2, padding=1, groups=2, bias=False),
+            Transposed(),
+            nn.GroupNorm(2, 8),
+            nn.Flatten(2),
+            nn.Conv1d(8, 4, 3, dilation=2),
+            nn.GroupNorm(2, 4, affine=False),
+            nn.Flatten(),
+            nn.LazyLinear(3),
+        )
+        self(torch.zeros(1, 2, 8, 8))
+
+
+class Standardised(nn.Sequential):
+    def __init__(self):
+        super().__init__(WSConv2d(2, 4, 3), nn.Tanh(), WSConv2d(4, 6, 3, stride=2), nn.Flatten(), nn.Linear(24, 3))
+
+
+class Transposed(nn.Module):
+    def forward(self, x):
+        return x.transpose(2, 3)
+
+
+def of_config(*overrides):
+    config = composed(*overrides)
+    data = config.dataset
+    return lambda: config.model.build(data), (data.channels, data.height, data.width), data.classes
+
+
+SMALL_RESNET = ("dataset=cifar10", "model=wrn_16_4", "model.depth=10", "model.width=1")
+MODELS = {
+    "linear": of_config("dataset=mnist", "model=linear"),
+    "mlp": of_config("model=mlp"),
+    "cnn_small": of_config("dataset=mnist", "model=cnn_small"),
+    "cnn5": of_config("dataset=mnist", "model=cnn5"),
+    "wide_resnet": of_config(*SMALL_RESNET),
+    "standardised": (Standardised, (2, 8, 8), 3),
+    "convolutions": (Convolutions, (2, 8, 8), 3),
+    "text": (Text, None, 11),
+}
+SLOW = ("cnn5", "wide_resnet")
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+CLIPS = {"flat": AutomaticClip(), "per_layer": ThresholdClip(scope="per_layer")}
+
+
+def built(name, seed, dtype=torch.float64):
+    """A model all of whose parameters depend on the seed."""
+    make, _, _ = MODELS[name]
+    torch.manual_seed(seed)
+    model = make()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model.to(dtype).train()
+
+
+def samples(name, count, seed, dtype=torch.float64):
+    _, shape, classes = MODELS[name]
+    torch.manual_seed(1000 + seed)
+    inputs = torch.randint(11, (count, 5)) if shape is None else torch.randn(count, *shape, dtype=dtype)
+    return inputs, torch.randint(classes, (count,))
+
+
+class Seeds:
+    """Engines of several seeds of a model, their points and their batches, in micro-batches of at most 4."""
+
+    def __init__(self, name, sizes, points=1, clip="flat", dtype=torch.float64, threshold=0.5, rows=1000):
+        self.models = [built(name, seed, dtype) for seed in range(len(sizes))]
+        settings = {"per_layer": clip == "per_layer"}
+        flats = [FlatParameters(model) for model in self.models]
+        self.engines = [
+            PerSampleGradients(model, flat, per_sample_loss, **settings)
+            for model, flat in zip(self.models, flats, strict=True)
+        ]
+        self.batches = [samples(name, size, seed, dtype) for seed, size in enumerate(sizes)]
+        self.clip, self.threshold, self.count = CLIPS[clip], threshold, points
+        self.fused = FusedGradients(self.models[0], flats[0], per_sample_loss, **settings)
+        self.fused.rows = rows
+
+    def points(self, seed):
+        here = self.engines[seed].flat.vector
+        torch.manual_seed(seed)
+        there = here + 0.05 * torch.randn_like(here)
+        return [Point(1.0, here)] if self.count == 1 else [Point(1.4, there), Point(-0.4, here)]
+
+    def requests(self):
+        return [self.request(seed) for seed in range(len(self.engines))]
+
+    def request(self, seed):
+        inputs, targets = self.batches[seed]
+        batch = zip(inputs.split(4), targets.split(4), strict=True) if len(targets) else iter(())
+        bound = self.threshold * (1 + seed)  # thresholds that follow the data differ between seeds
+        return Request(self.engines[seed], self.points(seed), batch, lambda norms: self.clip.factors(norms, bound))
+
+
+def assert_same(got, want, dtype=torch.float64):
+    (total, losses), (total_alone, losses_alone) = got, want
+    assert float((total - total_alone).norm()) <= TOLERANCE[dtype] * float(total_alone.norm())
+    torch.testing.assert_close(losses, losses_alone, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.fixture
+def no_lone_pass(monkeypatch):
+    """Nothing falls back to a pass of its own."""
+    monkeypatch.setattr("dpbench.gradients.fused._Share.compute", lambda *_: pytest.fail("computed alone"))
+
+
+@pytest.mark.parametrize(
+    ("name", "points", "clip"),
+    [(name, 2, "per_layer") for name in MODELS] + [(name, 1, "flat") for name in MODELS if name not in SLOW],
+)
+def test_clipped_sums_of_several_seeds_are_those_of_each_alone(name, points, clip, no_lone_pass):
+    seeds = Seeds(name, [2, 1] if name in SLOW else [4, 2, 3], points, clip)
+    for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
+        assert_same(got, want.alone())
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp", "cnn_small", "standardised"])
+def test_clipped_sums_in_float32(name, no_lone_pass):
+    seeds = Seeds(name, [4, 3], 2, dtype=torch.float32)
+    for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
+        assert_same(got, want.alone(), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions"])
+def test_clipped_sums_equal_those_of_torch_func(name, no_lone_pass):
+    seeds = Seeds(name, [4, 1, 3], 2, threshold=0.1)
+
+    def of_one(parameters, sample, target):
+        output = functional_call(seeds.models[0], parameters, (sample.unsqueeze(0),))
+        return F.cross_entropy(output, target.unsqueeze(0))
+
+    for seed, (total, losses) in enumerate(seeds.fused.clipped_sums(seeds.requests())):
+        flat, (inputs, targets) = seeds.engines[seed].flat, seeds.batches[seed]
+        mixture = 0
+        for weight, iterate in seeds.points(seed):
+            parameters = dict(zip(flat.names, flat.views(iterate.clone()), strict=True))
+            rows = vmap(grad(of_one), (None, 0, 0))(parameters, inputs, targets)
+            mixture = mixture + weight * torch.cat([rows[name].flatten(1) for name in flat.names], 1)
+        norms = mixture.norm(dim=1, keepdim=True)
+        want = (mixture * 0.1 * (1 + seed) / (norms + CLIPS["flat"].stabiliser)).sum(0)
+        torch.testing.assert_close(total, want, rtol=1e-9, atol=1e-12)
+        assert len(losses) == len(targets)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 12])
+@pytest.mark.parametrize("sizes", [[9, 1, 0], [0, 0, 0], [0, 5, 0], [4, 4, 4], [13, 2, 6]])
+def test_batches_of_any_size_and_any_number_of_rows_at_once(sizes, rows):
+    seeds = Seeds("mlp", sizes, rows=rows)
+    for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
+        assert_same(got, want.alone())
+
+
+def test_a_batch_without_samples_adds_zero():
+    total, losses = Seeds("mlp", [0, 3]).fused.clipped_sums(Seeds("mlp", [0, 3]).requests())[0]
+    assert (float(total.abs().sum()), len(losses)) == (0.0, 0)
+
+
+def test_seeds_whose_points_weigh_differently_are_computed_all_the_same():
+    seeds = Seeds("mlp", [3, 3], 2)
+
+    def requests():
+        first, second = seeds.requests()
+        return [first, second._replace(points=second.points[:1])]
+
+    for got, want in zip(seeds.fused.clipped_sums(requests()), requests(), strict=True):
+        assert_same(got, want.alone())
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["linear", "convolutions"])
+def test_a_broken_sample_adds_nothing_and_changes_no_other_seed(name, broken):
+    good, bad = Seeds(name, [4, 4, 2]), Seeds(name, [4, 4, 2])
+    bad.batches[1][0][2].fill_(broken)
+    of_good, of_bad = (seeds.fused.clipped_sums(seeds.requests()) for seeds in (good, bad))
+    for seed in (0, 2):
+        assert torch.equal(of_good[seed][0], of_bad[seed][0])
+        assert torch.equal(of_good[seed][1], of_bad[seed][1])
+    want, _ = bad.request(1).alone()
+    assert torch.equal(of_bad[1][0], want)
+    assert want.isfinite().all()
+
+
+def test_a_seed_whose_parameters_are_not_finite_changes_no_other_one():
+    good, bad = Seeds("cnn_small", [3, 3, 1]), Seeds("cnn_small", [3, 3, 1])
+    bad.engines[0].flat.vector.fill_(float("nan"))  # the one whose model all rows go through
+    of_good, of_bad = (seeds.fused.clipped_sums(seeds.requests()) for seeds in (good, bad))
+    assert float(of_bad[0][0].abs().sum()) == 0
+    for seed in (1, 2):
+        assert torch.equal(of_good[seed][0], of_bad[seed][0])
+
+
+def test_an_error_in_one_seed_is_its_own():
+    seeds = Seeds("mlp", [3, 3, 3])
+    want = seeds.request(0).alone()
+    seeds.batches[1][1][0] = 99  # no such class
+    with pytest.warns(UserWarning, match="seeds computed one by one"):
+        first, second, third = seeds.fused.clipped_sums(seeds.requests())
+    assert isinstance(second, Exception)
+    assert_same(first, want)
+    assert_same(third, seeds.request(2).alone())
+
+
+def test_a_batch_that_can_not_be_read_is_an_error_of_its_seed():
+    seeds = Seeds("mlp", [6, 6])
+
+    def torn():
+        yield next(seeds.request(0).batch)
+        raise OSError("torn")
+
+    first, second = seeds.fused.clipped_sums([seeds.request(0)._replace(batch=torn()), seeds.request(1)])
+    assert isinstance(first, OSError)
+    assert_same(second, seeds.request(1).alone())
+
+
+def test_where_memory_runs_out_fewer_rows_are_computed_at_once(monkeypatch):
+    seeds = Seeds("mlp", [9, 7, 4], rows=12)
+    original = FusedGradients.record_together
+
+    def scarce(self, points, inputs, *rest):
+        if len(inputs) > 6:
+            raise torch.OutOfMemoryError("no memory")
+        return original(self, points, inputs, *rest)
+
+    monkeypatch.setattr(FusedGradients, "record_together", scarce)
+    for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
+        assert_same(got, want.alone())
+    assert seeds.fused.rows == 6
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+@pytest.mark.parametrize("name", ["text", "convolutions", "standardised"])
+def test_every_strategy_gives_the_same(name, kind, monkeypatch):
+    seeds = Seeds(name, [3, 2], 2)
+    used = set()
+    original = BySeed.__init__, Held.__init__, Factored.__init__
+    for i, of in enumerate((BySeed, Held, Factored)):
+        monkeypatch.setattr(of, "__init__", lambda self, *a, i=i, of=of: (used.add(of), original[i](self, *a))[1])
+    seeds.fused._chooser.only = frozenset({kind})
+    for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
+        assert_same(got, want.alone())
+    assert used >= ({Held} if kind == "hold" else {Factored})
+
+
+# What a GPU computes differently, on a CPU.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 6, 3, padding=1),
+        nn.Conv2d(4, 6, (2, 3), stride=2, groups=2, padding="valid"),
+        nn.Conv2d(4, 6, 3, padding=2, padding_mode="circular"),
+    ],
+)
+def test_grouped_convolutions_are_those_of_each_seed(layer, bias):
+    layer = deepcopy(layer).double()
+    if not bias:
+        layer.bias = None
+    values = {parameter: torch.randn(3, *parameter.shape, dtype=torch.float64) for parameter in layer.parameters()}
+    x = torch.randn(6, 4, 7, 8, dtype=torch.float64)
+    got = StackedWeights(values, 3, grouped=True).convolution(layer, x, values[layer.weight], layer.bias)
+    for seed, rows in enumerate(x.chunk(3)):
+        own = {name: values[parameter][seed] for name, parameter in layer.named_parameters()}
+        torch.testing.assert_close(got[2 * seed : 2 * seed + 2], functional_call(layer, own, (rows,)))
+
+
+def test_grouped_weighted_sums_are_those_of_each_seed():
+    use = Patches(((6, 2, 3, 3),), stride=(2, 1), padding=(1, 1), groups=2)
+    a, b = torch.randn(6, 2, 4, 7, 8).double(), torch.randn(6, 2, 6, 4, 8).double()
+    factors, got = torch.rand(3, 2).double(), torch.zeros(3, 6, 2, 3, 3).double()
+    use.add_grouped_sums(Term(a, b), factors, [got])
+    for seed in range(3):
+        own, want = slice(2 * seed, 2 * seed + 2), torch.zeros(6, 2, 3, 3).double()
+        use.add_weighted_sum(Term(a[own], b[own]), factors[seed], [want])
+        torch.testing.assert_close(got[seed], want)
+
+
+# The comparison with autograd before seeds share a pass.
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_known_layers_pass_the_comparison(name):
+    seeds = Seeds(name, [2], dtype=torch.float32)
+    assert seeds.fused.objection(*samples(name, 4, 0, torch.float32)) is None
+
+
+def _neighbours(values):
+    return values.roll(1, 0)
+
+
+MUTANTS = {
+    "weights of the neighbour": ("weights.StackedWeights.of", lambda of: lambda self, p: _neighbours(of(self, p))),
+    "gains of the neighbour": (
+        "weights.StackedWeights.repeated",
+        lambda of: lambda self, p, rows: of(self, p, rows).roll(rows // self.seeds, 0),
+    ),
+    "sums go to the neighbour": (
+        "uses.Outer.add_weighted_sums",
+        lambda of: lambda self, term, factors, onto: of(self, term, factors.roll(1, 0), onto),
+    ),
+    "sums go to all": (
+        "uses.Outer.add_weighted_sums",
+        lambda of: lambda self, term, factors, onto: (of(self, term, factors, onto), onto[0].add_(onto[0].roll(1, 0))),
+    ),
+    "norms of the neighbour": (
+        "tape.Tape.norms",
+        lambda of: lambda self: of(self) if self._seeds is None else of(self).roll(3, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_mixes_seeds_is_found_out(mutant, monkeypatch):
+    name, change = MUTANTS[mutant]
+    path, attribute = name.rsplit(".", 1)
+    owner = _resolved(f"dpbench.gradients.{path}")
+    seeds = Seeds("cnn5" if "gains" in mutant else "mlp", [2])
+    kept = getattr(owner, attribute)
+    monkeypatch.setattr(owner, attribute, change(kept))
+    objection = seeds.fused.objection(*samples("cnn5" if "gains" in mutant else "mlp", 4, 0))
+    assert objection is not None
+    assert "deviate from autograd's" in objection
+
+
+def _resolved(path):
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+class Scaled(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.gain = nn.Parameter(torch.ones(10))
+
+    def forward(self, x):
+        return super().forward(x) * self.gain
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(8, 10, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x.squeeze(1))[0].mean(1)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Scaled(), "'gain' is used outside"),
+        (Recurrent(), "LSTM takes one seed at a time"),
+        (nn.Sequential(nn.Flatten(), nn.Dropout(1e-6), nn.Linear(64, 10)), "draws random numbers"),
+    ],
+)
+def test_models_that_can_not_share_a_pass_say_why(model, reason):
+    fused = FusedGradients(model, FlatParameters(model), per_sample_loss)
+    images, before = torch.randn(4, 1, 8, 8), torch.get_rng_state()
+    assert reason in fused.objection(images, torch.arange(4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_models_that_differ_in_what_they_do_not_train_are_not_alike():
+    first, second = (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(2))
+    assert fusing._alike([first, second])
+    for model in (first, second):
+        model[0].requires_grad_(False)
+    assert not fusing._alike([first, second])
+    second[0].load_state_dict(first[0].state_dict())
+    assert fusing._alike([first, second])
+
+
+# Steps.
+
+
+def private_steps(name, query, dtype):
+    """A step for each of three seeds, with noise of its own."""
+    steps = []
+    for seed in range(3):
+        model = built(name, seed, dtype)
+        flat = FlatParameters(model)
+        steps.append(
+            PrivateStep(
+                PerSampleGradients(model, flat, per_sample_loss),
+                query=deepcopy(query),
+                clip=AutomaticClip(),
+                threshold=FixedThreshold(),
+                noise=ConstantNoise(),
+                filter=Exponential(kappa=0.7),
+                optimizer=torch.optim.Adam(flat.parameters, lr=0.01),
+                noise_multiplier=0.5,
+                sampling_rate=0.1,
+                expected_batch=3.0,
+                ledger=equal_releases(4, 0.1, 0.5),
+                noise_generator=torch.Generator().manual_seed(seed),
+            )
+        )
+    return steps
+
+
+def taken(step, name, seed, sizes, dtype):
+    for t, size in enumerate(sizes):
+        inputs, targets = samples(name, size, 10 * seed + t, dtype)
+        yield from step.take(zip(inputs.split(2), targets.split(2), strict=True) if size else [])
+    return step.gradients.flat.vector
+
+
+SIZES = ([3, 1, 0, 2], [0, 4, 0], [2, 3])  # of each seed, step by step; some stop early
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "dtype"),
+    [
+        ("linear", OnePoint(), torch.float64),
+        ("linear", TwoPoint(), torch.float32),
+        ("mlp", TwoPoint(), torch.float64),
+        ("cnn_small", TwoPoint(), torch.float64),
+        ("cnn_small", OnePoint(), torch.float32),
+        pytest.param("cnn5", TwoPoint(), torch.float64, marks=pytest.mark.slow),
+        pytest.param("wide_resnet", TwoPoint(), torch.float64, marks=pytest.mark.slow),
+    ],
+)
+def test_runs_in_step_end_where_separate_ones_do(name, query, dtype):
+    found = []
+    for how in ("alone", "together"):
+        steps = private_steps(name, query, dtype)
+        runs = [taken(step, name, seed, SIZES[seed], dtype) for seed, step in enumerate(steps)]
+        gradients = steps[0].gradients
+        fused = FusedGradients(gradients._model, gradients.flat, per_sample_loss)
+        found.append([alone(run) for run in runs] if how == "alone" else together(runs, fused.clipped_sums))
+        releases = [len(step.ledger) for step in steps]
+        assert releases == [len(SIZES[seed]) for seed in range(3)]
+    for separate, fused_one in zip(*found, strict=True):
+        assert float((separate - fused_one).norm()) <= TOLERANCE[dtype] * float(separate.norm())
+
+
+def test_what_a_run_lets_out_is_raised_when_the_others_have_ended():
+    ended = []
+
+    def run_of(seed):
+        for _ in range(2 + seed):
+            yield seed
+            if seed == 0:
+                raise OSError("disk full")
+        ended.append(seed)
+
+    with pytest.raises(OSError, match="disk full"):
+        together([run_of(0), run_of(1), run_of(2)], lambda requests: requests)
+    assert ended == [1, 2]
+
+
+def test_seeds_share_a_line_with_their_mean_and_range(monkeypatch):
+    monkeypatch.setattr("dpbench.training.display.SECONDS_BETWEEN_LINES", -1)
+    shown = StringIO()
+    with Display(Console(file=shown, width=160), steps=4) as display:
+        first, second = display.watching(), display.watching()
+        with first:
+            with second:
+                for accuracy in (0.5, 0.75):
+                    display.evaluation(Metrics(2, 1.0, accuracy, 1.0, accuracy, 3.0, 0.1, 1.0))
+            display.evaluation(Metrics(4, 2.0, 0.25, 1.0, 0.5, 4.0, 0.1, 2.0))
+    assert shown.getvalue().splitlines() == [
+        "  step 2/4  loss 0.625  accuracy 62.50 % (50.00 to 75.00, 2 seeds)  eps 3.000  1 s left",
+        "  step 4/4  loss 0.250  accuracy 50.00 %  eps 4.000  0 s left",
+    ]
+
+
+# Whole runs.
+
+FUSED = ("-m", "seed=0,1,2", "fuse_seeds=true")
+APART = ("-m", "seed=0,1,2", "fuse_seeds=false")
+RUNS = {
+    "disk": ("algo=disk", "augmentation=crop_flip", "augmentation.copies=2"),
+    "rarely a sample": ("clip.scope=per_layer", "model=mlp", "optim=adam", "batch_size=1", "epochs=0.01"),
+    "half": ("precision=bfloat16", "model=mlp", "eps=inf"),
+}
+HERE = re.compile(r"seconds|fuse_seeds|results_dir|tracker.group")
+
+
+def close(got, want, path=""):
+    """Equal records: numbers to rounding, all else exactly."""
+    if HERE.search(path):
+        return
+    assert type(got) is type(want), path
+    if isinstance(got, dict):
+        assert got.keys() == want.keys(), path
+        for key in got:
+            close(got[key], want[key], f"{path}.{key}")
+    elif isinstance(got, float):
+        tolerance = 1e-2 if "bfloat16" in path else 1e-5
+        assert got == pytest.approx(want, rel=tolerance, abs=tolerance, nan_ok=True), path
+    elif isinstance(got, list):
+        for i, pair in enumerate(zip(got, want, strict=True)):
+            close(*pair, f"{path}.{i}")
+    else:
+        assert got == want, path
+
+
+@pytest.mark.parametrize("name", [*list(RUNS)[:2], pytest.param("half", marks=pytest.mark.slow)])
+def test_records_of_seeds_in_one_process_are_those_of_separate_runs(name, tmp_path):
+    fused, apart = (run(tmp_path / str(i), *how, *RUNS[name]) for i, how in enumerate((FUSED, APART)))
+    assert (fused.code, fused.err, apart.code) == (0, "", 0)
+    assert "3 seeds at once (fuse_seeds=true)" in fused.out
+    pairs = list(zip(records(fused.results), records(apart.results), strict=True))
+    assert len(pairs) == 3
+    for got, want in pairs:
+        assert got.relative_to(fused.results) == want.relative_to(apart.results)
+        assert {file.name for file in got.iterdir()} == {file.name for file in want.iterdir()}
+        assert read(got, "ledger.json") == read(want, "ledger.json")
+        assert read(got, "status.json") == read(want, "status.json") == {"status": "finished"}
+        mark = "bfloat16" if name == "half" else ""
+        close(read_metrics(got), read_metrics(want), mark)
+        close(read(got, "summary.json"), read(want, "summary.json"), mark)
+        settings = [yaml.safe_load((record / "config.yaml").read_text()) for record in (got, want)]
+        for each in settings:
+            each["overrides"] = [line for line in each["overrides"] if not HERE.search(line)]
+        close(*settings)
+        origins = [read(record, "provenance.json") for record in (got, want)]
+        assert [origin.pop("seeds_at_once") for origin in origins] == [3, 1]
+        assert origins[0].keys() == origins[1].keys()
+
+
+def seed_of(step):
+    """The seed that a step belongs to, told by its noise."""
+    return {stream_seed(s, "noise", _hash()) % 2**64: s for s in range(3)}[step.noise_generator.initial_seed()]
+
+
+def _hash():
+    return config_hash(compose_jobs(SMALL, multirun=False)[0].config)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("apart"), *APART)
+
+
+def after_steps(monkeypatch, steps, seed, action):
+    original = PrivateStep.take
+
+    def take(self, batch):
+        if self.steps == steps and seed_of(self) == seed:
+            action(self)
+        return original(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", take)
+
+
+def by_number(outcome):
+    return {int(record.name): record for record in records(outcome.results)}
+
+
+def assert_others_as_ever(outcome, apart, seed):
+    for other in {0, 1, 2} - {seed}:
+        assert status(by_number(outcome)[other]) == "finished"
+        close(read_metrics(by_number(outcome)[other]), read_metrics(by_number(apart)[other]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_seed_that_diverges_leaves_the_others(tmp_path, monkeypatch, apart, seed):
+    after_steps(monkeypatch, 1, seed, lambda step: step.gradients.flat.vector.fill_(float("nan")))
+    outcome = run(tmp_path, *FUSED)
+    assert outcome.code == 1
+    assert read(by_number(outcome)[seed], "status.json") == {
+        "status": "diverged",
+        "reason": "the test loss is nan after 2 steps",
+    }
+    assert_others_as_ever(outcome, apart, seed)
+
+
+def test_a_seed_that_fails_leaves_the_others(tmp_path, monkeypatch, apart):
+    def fail(step):
+        raise RuntimeError("broken on purpose")
+
+    after_steps(monkeypatch, 2, 1, fail)
+    outcome = run(tmp_path, *FUSED)
+    assert outcome.code == 1
+    failed = read(by_number(outcome)[1], "status.json")
+    assert (failed["status"], failed["reason"]) == ("failed", "RuntimeError: broken on purpose")
+    assert read(by_number(outcome)[1], "summary.json")["steps"] == 2
+    assert_others_as_ever(outcome, apart, 1)
+
+
+def test_an_interrupt_in_one_seed_ends_all_with_records_that_say_so(tmp_path, monkeypatch):
+    def interrupt(step):
+        raise KeyboardInterrupt
+
+    after_steps(monkeypatch, 2, 1, interrupt)
+    assert_interrupted(run(tmp_path, *FUSED))
+
+
+def test_an_interrupt_in_a_shared_pass_ends_all_with_records_that_say_so(tmp_path, monkeypatch):
+    original, calls = FusedGradients.clipped_sums, []
+
+    def clipped_sums(self, requests):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self, requests)
+
+    monkeypatch.setattr(FusedGradients, "clipped_sums", clipped_sums)
+    assert_interrupted(run(tmp_path, *FUSED))
+
+
+def assert_interrupted(outcome):
+    assert outcome.code == 130
+    for record in by_number(outcome).values():
+        assert read(record, "status.json") == {"status": "interrupted", "reason": "by the user"}
+        assert read(record, "summary.json")["steps"] in (1, 2)
+        assert read(record, "ledger.json")["releases"][0]["count"] == read(record, "summary.json")["steps"]
+    assert len(by_number(outcome)) == 3
+
+
+def test_finished_seeds_are_not_run_again(results_of_a_run):
+    record = only_record(results_of_a_run)
+    before = snapshot(record)
+    outcome = run(results_of_a_run, "-m", "seeds=3", "fuse_seeds=true")
+    assert outcome.code == 0
+    assert snapshot(record) == before
+    assert {n: read(r, "provenance.json")["seeds_at_once"] for n, r in by_number(outcome).items()} == {0: 1, 1: 2, 2: 2}
+
+
+def count(calls, of):
+    return lambda *arguments: (calls.append(1), of(*arguments))[1]
+
+
+@pytest.mark.parametrize(("share", "at_once"), [(0.5, 2), (2.0, 1)])
+def test_by_default_seeds_share_passes_where_that_is_faster(tmp_path, monkeypatch, share, at_once):
+    monkeypatch.setattr(fusing, "_share_of_time", lambda *_: share)
+    outcome = run(tmp_path, "-m", "seeds=2")
+    assert outcome.code == 0
+    assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [at_once] * 2
+
+
+def test_the_share_of_time_is_measured_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    assert run(tmp_path / "first", "-m", "seeds=2").code == 0
+    monkeypatch.setattr(FusedGradients, "clipped_sums", count(calls := [], FusedGradients.clipped_sums))
+    assert run(tmp_path / "second", "-m", "seeds=2").code == 0
+    assert len(calls) <= STEPS
+
+
+def test_seeds_whose_passes_take_long_go_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(fusing, "_seconds_of_a_pass", lambda *_: 0.3)
+    monkeypatch.setattr(FusedGradients, "objection", lambda *_: pytest.fail("compared"))
+    assert run(tmp_path, "-m", "seeds=2").code == 0
+    assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1, 1]
+
+
+def test_a_model_that_can_not_share_passes_runs_seed_by_seed_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(FusedGradients, "objection", lambda *_: "there is a reason")
+    outcome = run(tmp_path, *FUSED)
+    assert outcome.code == 0
+    assert "seeds run one after the other: there is a reason" in outcome.out
+    assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1] * 3
+
+
+def test_seeds_share_neither_models_nor_noise_nor_ledgers(tmp_path, monkeypatch):
+    seen = []
+    original = execute.fused_gradients
+
+    def fused_gradients(config, parts, splits):
+        seen.extend(parts)
+        return original(config, parts, splits)
+
+    monkeypatch.setattr(execute, "fused_gradients", fused_gradients)
+    assert run(tmp_path, *FUSED).code == 0
+    assert len({id(parts.model) for parts in seen}) == 3
+    assert len({parts.step.noise_generator.initial_seed() for parts in seen}) == 3
+    assert len({id(parts.step.ledger) for parts in seen}) == 3
+
+
+def test_global_generators_are_left_as_they_were(tmp_path):
+    before = torch.get_rng_state()
+    assert run(tmp_path, *FUSED).code == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_group_of_a_sweep_is_one_job(tmp_path):
+    outcome = run(tmp_path, "-m", "eps=8,inf", "seeds=2", "fuse_seeds=true")
+    assert outcome.code == 0
+    assert outcome.out.count("2 seeds at once") == 2
+    table = next(tmp_path.glob("sweeps/*/table.csv")).read_text()
+    assert re.findall(r"^eps=\w+ seed=\d", table, re.MULTILINE) == [
+        "eps=8 seed=0",
+        "eps=8 seed=1",
+        "eps=inf seed=0",
+        "eps=inf seed=1",
+    ]
+    assert len(records(tmp_path)) == 4
+
+
+# The command line.
+
+
+def test_seeds_is_short_for_a_sweep(tmp_path):
+    short, long = (run(tmp_path, "-m", typed, "plan=true") for typed in ("seeds=3", "seed=0,1,2"))
+    assert short.code == 0
+    strip = re.compile(r"\d+ s")
+    assert strip.sub("", short.out) == strip.sub("", long.out)
+
+
+@pytest.mark.parametrize("typed", ["seeds=0", "seeds=-1", "seeds=2.5", "seeds=[1,2]", "seeds=many"])
+def test_seeds_is_a_number(tmp_path, typed):
+    outcome = run(tmp_path, "-m", typed)
+    assert outcome.code == 2
+    assert outcome.error().startswith(f"{typed}: expected a whole number > 0")
+
+
+def test_seeds_and_seed_exclude_each_other(tmp_path):
+    outcome = run(tmp_path, "-m", "seeds=2", "seed=7")
+    assert (outcome.code, outcome.error()[:5]) == (2, "seeds")
+
+
+def test_seeds_without_the_flag_of_a_sweep_is_refused(tmp_path):
+    outcome = run(tmp_path, "seeds=2")
+    assert outcome.code == 2
+    assert "add -m" in outcome.error()
+
+
+def test_fuse_seeds_is_one_of_three(tmp_path):
+    outcome = run(tmp_path, "-m", "seeds=2", "fuse_seeds=maybe")
+    assert (outcome.code, outcome.error()) == (2, "fuse_seeds=maybe: expected auto, true or false")
+
+
+def test_how_seeds_are_carried_out_is_no_part_of_a_run():
+    hashes = {_hash(), config_hash(compose_jobs([*SMALL, "fuse_seeds=true"], multirun=False)[0].config)}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "one_job"),
+    [
+        ([], True),
+        (["hydra/launcher=basic"], True),
+        (["hydra/launcher=joblib"], False),
+        (["hydra/launcher=joblib", "fuse_seeds=true"], True),
+        (["fuse_seeds=false"], False),
+    ],
+)
+def test_launchers_of_several_processes_keep_seeds_apart_unless_told(typed, one_job):
+    own = [line for line in typed if not line.startswith("hydra")]
+    jobs = compose_jobs(["seed=4,2", *own], multirun=True)
+    want = "seeds=[4,2]" if one_job else "seed=4,2"
+    assert _seeds_in_one_job(jobs, ["seed=4,2", *typed])[0] == want
