@@ -15,6 +15,7 @@ from dpbench.filters import Exponential, Filter, Identity, RecursiveLowPass
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger
+from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.query import OnePoint, Point, Query, TwoPoint
 from dpbench.step import PrivateStep
@@ -72,7 +73,8 @@ def private_step(make_query: Callable[[], Query], make_filter: Callable[[], Filt
             sampling_rate=RELEASE.sampling_rate,
             expected_batch=256,
             ledger=Ledger(plan, eps=1.0, delta=1e-5, accountant="rdp"),
-            noise_generator=torch.Generator(flat.vector.device).manual_seed(0),
+            noise_source=SeededGaussian(torch.Generator(flat.vector.device).manual_seed(0)),
+            side_source=SeededGaussian(torch.Generator().manual_seed(1)),
         )
         return lambda inputs, targets: private([(inputs, targets)])
 

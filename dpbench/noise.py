@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
+from dpbench.privacy.gaussian import GaussianSource
 from dpbench.stage import Stage
 
 
@@ -25,9 +25,9 @@ class Noise(Stage):
         """The scale that a publication's accountant takes it for; differs from `scale` where noise is understated."""
         return self.scale(step)
 
-    def draw(self, out: Tensor, generator: torch.Generator) -> Tensor:
+    def draw(self, out: Tensor, source: GaussianSource) -> Tensor:
         """Fill `out`, shape (d,), with this step's noise at unit variance and return it."""
-        return out.normal_(generator=generator)
+        return source.fill(out)
 
 
 @dataclass

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 State = dict[str, Any]
+
+
+class Course(NamedTuple):
+    """What is public about a run before it starts.
+
+    Attributes:
+        steps: T, number of steps.
+        batch: expected batch size B.
+        rate: factor on the learning rate at step t = 0..T-1.
+    """
+
+    steps: int
+    batch: float
+    rate: Callable[[int], float]
 
 
 class Stage:

@@ -11,6 +11,7 @@ from dpbench.clip import Clip
 from dpbench.filters import Filter
 from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
+from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.plan import Release
 from dpbench.query import Query
@@ -40,7 +41,8 @@ class PrivateStep:
         sampling_rate: float,
         expected_batch: float,
         ledger: Ledger,
-        noise_generator: torch.Generator,
+        noise_source: GaussianSource,
+        side_source: GaussianSource,
     ) -> None:
         self.gradients = gradients
         self.query, self.clip, self.threshold, self.noise, self.filter = query, clip, threshold, noise, filter
@@ -49,7 +51,7 @@ class PrivateStep:
         self.sampling_rate = sampling_rate
         self.expected_batch = expected_batch
         self.ledger = ledger
-        self.noise_generator = noise_generator
+        self.noise_source, self.side_source = noise_source, side_source
         self.steps = 0
         self._noise = torch.empty_like(gradients.flat.vector)
 
@@ -76,33 +78,37 @@ class PrivateStep:
             batch: the logical batch as it was sampled, in micro-batches; none at all is a step of noise alone.
 
         Yields:
-            The request for the clipped sum, to which the sum and the losses are sent.
+            The request, to which the clipped sum is sent.
 
         Returns:
             The per-sample losses, shape (B,), which are not private.
         """
         threshold = self.threshold.value(self.steps)
-        clipped_sum, losses = yield self.request(batch, threshold)
-        private_gradient = self.release(clipped_sum, threshold).div_(self.expected_batch)
+        found = yield self.request(batch, threshold)
+        private_gradient = self.release(found, threshold).div_(self.expected_batch)
         # Right of here: post-processing. Nothing below touches the batch.
         self.gradients.flat.set_gradient(self.filter.apply(private_gradient))
         self.optimizer.step()
         self.steps += 1
-        return losses
+        return found.losses
 
     def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
         """What is asked of the gradients: Σ_i clip(G_i)."""
         points = self.query.points(self.gradients.flat.vector)
         return Request(self.gradients, points, batch, lambda norms: self.clip.factors(norms, threshold))
 
-    def release(self, clipped_sum: Tensor, threshold: float) -> Tensor:
-        """The clipped sum with its noise, in place; recorded in the ledger."""
+    def release(self, found: Clipped, threshold: float) -> Tensor:
+        """The clipped sum with its noise, in place, and what the threshold asks for beside it; both in the ledger."""
         multiplier = self.noise_multiplier * self.noise.scale(self.steps)
-        self.ledger.record(Release(self.sampling_rate, multiplier))
+        self.ledger.record(Release(self.sampling_rate, multiplier, self.threshold.beside))
+        deviation = multiplier * self.clip.sensitivity(threshold) if multiplier > 0 else 0.0
+        if self.threshold.beside:
+            self.threshold.observe(found.norms)
+            weight = len(found.total) * (deviation / (self.expected_batch * threshold)) ** 2
+            self.threshold.release(self.side_source if multiplier > 0 else None, weight)
         if multiplier > 0:
-            noise = self.noise.draw(self._noise, self.noise_generator)
-            clipped_sum.add_(noise, alpha=multiplier * self.clip.sensitivity(threshold))
-        return clipped_sum
+            found.total.add_(self.noise.draw(self._noise, self.noise_source), alpha=deviation)
+        return found.total
 
     def state_dict(self) -> State:
         """State of gradients, stages, optimizer and step counter; parameters and generators are their owners'."""

@@ -336,7 +336,7 @@ def clip_of(name, threshold=0.5):
 def test_sum_of_a_batch_is_that_of_its_tapes(name, micro):
     engine, points, x, y = whole_batches(per_layer=name.endswith("per_layer"))
     recorded = tapes(engine, points, x, y, 6)
-    total, losses = engine.clipped_sum(points, iter(micro_batches(x, y, micro)), clip_of(name))
+    total, losses, _ = engine.clipped_sum(points, iter(micro_batches(x, y, micro)), clip_of(name))
     torch.testing.assert_close(total, clipped_sum(recorded, CLIPS[name], 0.5))
     torch.testing.assert_close(losses, recorded[0].losses)
 
@@ -358,7 +358,7 @@ def test_sample_without_a_finite_gradient_adds_nothing(model, broken, value):
         x[broken[0]] = 0.5
         x[broken[0]].view(-1)[20] = value
     for name, micro in (("none", 6), ("threshold", 6), ("threshold", 3), ("none", 2), ("threshold", 1)):
-        total, losses = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of(name))
+        total, losses, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of(name))
         assert len(losses) == 6
         torch.testing.assert_close(total, want[name][0])
         torch.testing.assert_close(losses[good], want[name][1])
@@ -375,7 +375,7 @@ def test_norms_of_broken_samples_are_infinite_for_factors(per_layer):
         seen.append(norms.clone())
         return torch.ones_like(norms)
 
-    total, _ = engine.clipped_sum(points, micro_batches(x, y, 6), factors)
+    total, *_ = engine.clipped_sum(points, micro_batches(x, y, 6), factors)
     broken = torch.tensor([False, True, False, False, True, False])
     assert torch.equal(seen[0].isinf().any(0), broken)
     assert not any(norms.isnan().any() for norms in seen)
@@ -391,7 +391,7 @@ def test_no_factor_lets_a_broken_sample_in():
     good = torch.tensor([0, 1, 3, 4, 5])
     want = engine.record(points, x[good], y[good]).weighted_sum(torch.ones(1, 5))
     for odd in (0.0, 1.0, torch.inf, torch.nan):
-        total, _ = engine.clipped_sum(
+        total, *_ = engine.clipped_sum(
             points, [(x, y)], lambda norms, odd=odd: torch.where(norms.isinf(), odd, torch.ones_like(norms))
         )
         torch.testing.assert_close(total, want)
@@ -413,9 +413,9 @@ def test_model_without_books_leaves_broken_samples_out_too():
     x[0], x[4] = torch.nan, torch.inf
     good = torch.tensor([1, 2, 3, 5])
     with pytest.warns(UserWarning, match="keeps no books"):
-        want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+        want, *_ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
     for micro in (6, 2, 1):
-        total, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
+        total, *_ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
         torch.testing.assert_close(total, want)
 
 
@@ -423,7 +423,7 @@ def test_model_without_books_leaves_broken_samples_out_too():
 def test_empty_batch_gives_zero_and_no_losses(per_layer):
     engine, points, _, _ = whole_batches(per_layer)
     for batch in ([], iter(())):
-        total, losses = engine.clipped_sum(points, batch, clip_of("threshold"))
+        total, losses, _ = engine.clipped_sum(points, batch, clip_of("threshold"))
         assert torch.equal(total, torch.zeros_like(engine.flat.vector))
         assert losses.shape == (0,)
 
@@ -467,7 +467,7 @@ def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypat
     memory = Memory(monkeypatch, most, error, message)
     for micro in (13, 7, 4, 3):
         memory.sizes.clear()
-        total, losses = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
+        total, losses, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
         torch.testing.assert_close(total, want)
         torch.testing.assert_close(losses, recorded.losses)  # in order, so none is lost or doubled
         assert sum(memory.sizes) == 13
@@ -478,10 +478,10 @@ def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypat
 def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
     engine, points, x, y = whole_batches()
     good = torch.tensor([0, 2, 4, 5])
-    want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+    want, *_ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
     x[1], x[3] = torch.nan, torch.inf
     memory = Memory(monkeypatch, 3)
-    total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     torch.testing.assert_close(total, want)
     assert len(losses) == 6
     assert memory.refused == [6]
@@ -490,7 +490,7 @@ def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
 def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
     engine, points, x, y = whole_batches()
     good = torch.tensor([0, 2, 4, 5])
-    want, _ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
+    want, *_ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
     x[1], x[3] = torch.nan, torch.inf
     record, sizes = PerSampleGradients._record, []
 
@@ -501,7 +501,7 @@ def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
         return record(engine, way, points, inputs, targets)
 
     monkeypatch.setattr(PerSampleGradients, "_record", second_fails)
-    total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     assert sizes[:3] == [6, 4, 3]
     torch.testing.assert_close(total, want)
     assert len(losses) == 6
@@ -509,7 +509,7 @@ def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
 
 def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
     engine, points, x, y = whole_batches()
-    want, of_all = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    want, of_all, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     for method in ("norms", "weighted_sum"):
         with monkeypatch.context() as patch:
             original = getattr(Tape, method)
@@ -521,7 +521,7 @@ def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
 
             patch.setattr(Tape, method, limited)
             engine._most = None
-            total, losses = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+            total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
         torch.testing.assert_close(total, want)
         torch.testing.assert_close(losses, of_all)
 
@@ -550,10 +550,10 @@ def test_what_fits_is_part_of_the_state(monkeypatch):
     engine, points, x, y = whole_batches()
     engine.record(points, x, y)
     memory = Memory(monkeypatch, 3)
-    first, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    first, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     resumed, _, _, _ = whole_batches()
     resumed.load_state_dict(engine.state_dict())
     memory.refused.clear()
-    again, _ = resumed.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    again, *_ = resumed.clipped_sum(points, [(x, y)], clip_of("threshold"))
     assert memory.refused == []
     assert torch.equal(first, again)

@@ -24,6 +24,7 @@ from dpbench.gradients.uses import Patches, Term
 from dpbench.gradients.weights import StackedWeights
 from dpbench.models.layers import WSConv2d
 from dpbench.noise import ConstantNoise
+from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.run import _seeds_in_one_job
 from dpbench.step import PrivateStep
@@ -235,7 +236,7 @@ def test_a_broken_sample_adds_nothing_and_changes_no_other_seed(name, broken):
     for seed in (0, 2):
         assert torch.equal(of_good[seed][0], of_bad[seed][0])
         assert torch.equal(of_good[seed][1], of_bad[seed][1])
-    want, _ = bad.request(1).alone()
+    want, *_ = bad.request(1).alone()
     assert torch.equal(of_bad[1][0], want)
     assert want.isfinite().all()
 
@@ -453,7 +454,8 @@ def private_steps(name, query, dtype):
                 sampling_rate=0.1,
                 expected_batch=3.0,
                 ledger=equal_releases(4, 0.1, 0.5),
-                noise_generator=torch.Generator().manual_seed(seed),
+                noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
+                side_source=SeededGaussian(torch.Generator().manual_seed(1)),
             )
         )
     return steps
@@ -583,7 +585,7 @@ def test_records_of_seeds_in_one_process_are_those_of_separate_runs(name, tmp_pa
 
 def seed_of(step):
     """The seed that a step belongs to, told by its noise."""
-    return {stream_seed(s, "noise", _hash()) % 2**64: s for s in range(3)}[step.noise_generator.initial_seed()]
+    return {stream_seed(s, "noise", _hash()) % 2**64: s for s in range(3)}[step.noise_source.generator.initial_seed()]
 
 
 def _hash():
@@ -726,7 +728,7 @@ def test_seeds_share_neither_models_nor_noise_nor_ledgers(tmp_path, monkeypatch)
     monkeypatch.setattr(execute, "fused_gradients", fused_gradients)
     assert run(tmp_path, *FUSED).code == 0
     assert len({id(parts.model) for parts in seen}) == 3
-    assert len({parts.step.noise_generator.initial_seed() for parts in seen}) == 3
+    assert len({parts.step.noise_source.generator.initial_seed() for parts in seen}) == 3
     assert len({id(parts.step.ledger) for parts in seen}) == 3
 
 

@@ -14,6 +14,7 @@ from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD
 from dpbench.privacy import BudgetError, Ledger, Plan, Release
+from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
@@ -45,7 +46,8 @@ def private_step(model, clip, *, multiplier=0.0, norm=1.0, query=None, steps=100
         sampling_rate=0.1,
         expected_batch=batch,
         ledger=ledger,
-        noise_generator=torch.Generator().manual_seed(seed),
+        noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
+        side_source=SeededGaussian(torch.Generator().manual_seed(1)),
     )
 
 
@@ -72,9 +74,9 @@ def change_by_last_sample(clip, samples, norm, query):
         step.query.points(step.gradients.flat.vector)
         step.gradients.flat.vector.mul_(1.5)  # so that two points differ
         twin = copy.deepcopy(step.query)
-        whole, _ = step.request(zip(inputs.split(2), labels.split(2), strict=True), norm).alone()
+        whole, *_ = step.request(zip(inputs.split(2), labels.split(2), strict=True), norm).alone()
         step.query = twin
-        without, _ = step.request(zip(inputs[:-1].split(2), labels[:-1].split(2), strict=True), norm).alone()
+        without, *_ = step.request(zip(inputs[:-1].split(2), labels[:-1].split(2), strict=True), norm).alone()
     return float((whole.double() - without.double()).norm()), float(without.norm())
 
 
@@ -183,7 +185,7 @@ def test_sum_is_divided_by_the_expected_batch_size_not_the_drawn_one():
     model = small_model()
     step = private_step(model, ThresholdClip(), batch=64.0)
     inputs, labels = torch.randn(5, 3), torch.randint(3, (5,))
-    total, _ = step.request([(inputs, labels)], 1.0).alone()
+    total, *_ = step.request([(inputs, labels)], 1.0).alone()
     before = step.gradients.flat.vector.clone()
     step([(inputs, labels)])
     torch.testing.assert_close(step.gradients.flat.vector, before - 0.1 * total / 64)
@@ -228,6 +230,6 @@ def test_step_resumed_from_its_state_is_the_uninterrupted_one():
     with torch.no_grad():
         second.gradients.flat.vector.copy_(first.gradients.flat.vector)
     second.load_state_dict(state)
-    second.noise_generator.set_state(first.noise_generator.get_state())
+    second.noise_source.generator.set_state(first.noise_source.generator.get_state())
     run(second, 3)
     assert torch.equal(second.gradients.flat.vector, whole.gradients.flat.vector)

@@ -121,7 +121,7 @@ def test_runs_of_one_seed_share_neither_noise_nor_samples():
     for eps in (1, 8):
         config = config_of(f"eps={eps}")
         parts = assemble(config, device, 1.0, open_ledger(config, 1.0))
-        noise.append(torch.randn(1000, generator=parts.step.noise_generator))
+        noise.append(torch.randn(1000, generator=parts.step.noise_source.generator))
         samples.append(torch.rand(1000, generator=generator(0, "sampling", device, config_hash(config))))
     for first, second in (noise, samples):
         assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)

@@ -20,12 +20,15 @@ class Privacy:
         noise_multiplier: use this z instead of calibrating; refused where it would spend more than eps.
         published: calibrate by a rule that publications used though it does not cover what is run: "poisson_rdp" or
             "adp_theorem". The guarantee recorded is that of the accountant all the same.
+        secure_noise: noise of a stream cipher under a key of the operating system's instead of a seeded generator. Such
+            a run can't be repeated, and its noise can't be taken off again.
     """
 
     sampler: str = "poisson"
     accountant: str = "auto"
     noise_multiplier: float | None = None
     published: str | None = None
+    secure_noise: bool = False
 
     def __post_init__(self) -> None:
         require(self.sampler in SCHEMES, "privacy.sampler", self.sampler, f"one of {', '.join(SCHEMES)}")

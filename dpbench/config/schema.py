@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -17,6 +18,7 @@ from dpbench.errors import UserError, require
 from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN, WideResNet
 from dpbench.privacy import Plan, Release
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
+from dpbench.stage import Course
 from dpbench.training import schedules
 
 DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
@@ -162,6 +164,7 @@ class RunConfig:
                 value=self.privacy.noise_multiplier,
             )
         self.model.check(self.dataset)
+        self.threshold.prepare(Course(self.steps, self.batch_size, partial(self.schedule.factor, steps=self.steps)))
 
     def _check_crop(self) -> None:
         smaller = min(self.dataset.height, self.dataset.width)
@@ -212,7 +215,8 @@ class RunConfig:
 
     def _plan(self, scales: list[float], scheme: Scheme) -> Plan:
         epoch = math.ceil(self.dataset.train_size / self.batch_size) if scheme.passes else 0
-        return Plan.of((Release(self.sampling_rate, scale) for scale in scales), scheme, epoch)
+        beside = self.threshold.beside
+        return Plan.of((Release(self.sampling_rate, scale, beside) for scale in scales), scheme, epoch)
 
 
 # Group and option of every schema, as YAML files name them in `/schema/<group>: <option>`.
@@ -224,7 +228,12 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "normalised": clip.NormalisedClip,
         "none": clip.NoClip,
     },
-    "threshold": {"fixed": threshold.FixedThreshold},
+    "threshold": {
+        "fixed": threshold.FixedThreshold,
+        "percentile": threshold.PercentileThreshold,
+        "expected_error": threshold.ExpectedErrorThreshold,
+        "quantile": threshold.QuantileThreshold,
+    },
     "noise": {
         "constant": noise.ConstantNoise,
         "disk_released": noise.DiskReleasedNoise,

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
 from dpbench.gradients.loss import sample_losses
 from dpbench.gradients.per_sample import Books, PerSampleGradients
 from dpbench.gradients.recording import Parameters
-from dpbench.gradients.request import Clipped, MicroBatch, Request
+from dpbench.gradients.request import MicroBatch, Request
 from dpbench.gradients.summands import Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
@@ -46,13 +47,12 @@ class _Share:
 
     request: Request
     batch: Iterator[MicroBatch]
-    total: Tensor
-    losses: list[Tensor] = field(default_factory=list)
+    running: Running
     error: Exception | None = None
 
     @classmethod
     def of(cls, request: Request) -> _Share:
-        return cls(request, iter(request.batch), torch.zeros_like(request.gradients.flat.vector))
+        return cls(request, iter(request.batch), Running(request.gradients.flat.vector))
 
     def next(self) -> MicroBatch | None:
         """The next micro-batch that is not empty; None at the end, or where reading it fails."""
@@ -66,19 +66,15 @@ class _Share:
                 return piece
         return None
 
-    def add(self, found: Clipped) -> None:
-        self.total += found[0]
-        self.losses.append(found[1])
-
     def compute(self, piece: MicroBatch) -> None:
         """Add a micro-batch, without regard to other runs."""
         try:
-            self.add(self.request._replace(batch=[piece]).alone())
+            self.running.add(self.request._replace(batch=[piece]).alone())
         except Exception as error:
             self.error = error
 
     def outcome(self) -> Clipped | Exception:
-        return self.error or (self.total, torch.cat([self.total.new_empty(0), *self.losses]))
+        return self.error or self.running.clipped()
 
 
 class FusedGradients(PerSampleGradients):
@@ -185,11 +181,11 @@ class FusedGradients(PerSampleGradients):
             if found is None:
                 share.compute(piece)
             else:
-                share.add(found)
+                share.running.add(found)
         return True
 
     def _together(self, pieces: list[tuple[_Share, MicroBatch]]) -> list[Clipped | None]:
-        """Sum and losses of each run; None where a gradient is not finite, for that one must be left out."""
+        """What each run gets; None where a gradient is not finite, for that one must be left out."""
         requests = [share.request for share, _ in pieces]
         sizes = [len(targets) for _, (_, targets) in pieces]
         seeds, longest = len(pieces), max(sizes)
@@ -206,9 +202,11 @@ class FusedGradients(PerSampleGradients):
         for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
             factors[:, s, :size] = request.factors(norms[:, s, :size])
         totals = tape.weighted_sum(factors.flatten(1))
-        losses = tape.losses.view(seeds, longest)
+        losses, whole = (t.view(seeds, longest) for t in (tape.losses, tape.whole_norms()))
         finite: list[bool] = tape.finite().view(seeds, longest).all(1).tolist()
-        return [(totals[s], losses[s, : sizes[s]]) if finite[s] else None for s in range(seeds)]
+        return [
+            Clipped(totals[s], losses[s, : sizes[s]], whole[s, : sizes[s]]) if finite[s] else None for s in range(seeds)
+        ]
 
 
 def _padded(t: Tensor, length: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
+from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import Gradients, by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
@@ -129,7 +130,7 @@ class PerSampleGradients:
 
     def clipped_sum(
         self, points: Sequence[Point], batch: Iterable[tuple[Tensor, Tensor]], factors: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Clipped:
         """Σ_i factor_i G_i over a logical batch.
 
         A sample whose gradient is not finite adds nothing, whatever its factor: one broken sample can neither stop
@@ -139,12 +140,8 @@ class PerSampleGradients:
             points: (weight, iterate) pairs; iterates have shape (d,).
             batch: inputs and targets of micro-batches; none at all gives zero.
             factors: maps norms of shape (G, B), inf for broken samples, to factors of that shape.
-
-        Returns:
-            The sum, shape (d,), and the losses of all samples, which are not private.
         """
-        total = torch.zeros_like(self.flat.vector)
-        losses = [total.new_empty(0)]
+        running = Running(self.flat.vector)
         for inputs, targets in batch:
             waiting = [(inputs, targets)]
             while waiting:
@@ -157,27 +154,26 @@ class PerSampleGradients:
                     self._most = len(y) // 2
                     waiting.insert(0, (x, y))
                 else:
-                    total += found[0]
-                    losses.append(found[1])
-        return total, torch.cat(losses)
+                    running.add(found)
+        return running.clipped()
 
     def _sum_if_it_fits(
         self, points: Sequence[Point], inputs: Tensor, targets: Tensor, factors: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """Sum and losses of a micro-batch of more than no samples; None if memory ran out and halving may help."""
+    ) -> Clipped | None:
+        """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
         try:
             tape = self.record(points, inputs, targets)
             total = tape.weighted_sum(factors(tape.norms()))
             finite = tape.finite()
             # The only synchronisation with a GPU, when all work of the micro-batch is under way.
             if bool(finite.all()):
-                return total, tape.losses
-            losses = tape.losses
+                return Clipped(total, tape.losses, tape.whole_norms())
+            losses, norms = tape.losses, tape.whole_norms()
             del tape
             if not bool(finite.any()):
-                return torch.zeros_like(total), losses
+                return Clipped(torch.zeros_like(total), losses, norms)
             rest = self._sum_if_it_fits(points, inputs[finite], targets[finite], factors)
-            return None if rest is None else (rest[0], losses)
+            return None if rest is None else Clipped(rest.total, losses, norms)
         except (RuntimeError, MemoryError) as error:
             if len(targets) == 1 or not out_of_memory(error):
                 raise

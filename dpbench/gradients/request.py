@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from dpbench.gradients.clipped import Clipped
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.query import Point
 
 # Inputs (b, ...) and targets (b, ...) of one micro-batch of a logical batch.
 MicroBatch = tuple[Tensor, Tensor]
-# The clipped sum, shape (d,), and the losses of all samples, which are not private.
-Clipped = tuple[Tensor, Tensor]
 
 
 class Request(NamedTuple):

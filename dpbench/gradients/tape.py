@@ -44,6 +44,11 @@ class Tape:
             self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         return self._norms
 
+    def whole_norms(self) -> Tensor:
+        """Norms over all parameters, shape (B,)."""
+        norms = self.norms()
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
+
     def finite(self) -> Tensor:
         """Which samples have a finite gradient, boolean of shape (B,)."""
         return self.norms().isfinite().all(0)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
+from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
 from dpbench.step import PrivateStep
 from dpbench.training.micro_batch import fitting_micro_batch
 from dpbench.training.randomness import generator, global_stream
@@ -52,6 +53,12 @@ def gradients_of(config: RunConfig, model: nn.Module, flat: FlatParameters, kind
     )
 
 
+def _noise(config: RunConfig, stream: str, device: torch.device) -> GaussianSource:
+    if config.privacy.secure_noise:
+        return SecureGaussian()
+    return SeededGaussian(generator(config.seed, stream, device, config_hash(config)))
+
+
 def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:
     """Build model, stages and optimizer; reads no data.
 
@@ -76,6 +83,8 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         sampling_rate=config.sampling_rate,
         expected_batch=config.batch_size,
         ledger=ledger,
-        noise_generator=generator(config.seed, "noise", device, config_hash(config)),
+        noise_source=_noise(config, "noise", device),
+        # A generator of its own: what is drawn beside the gradient's noise leaves that as it would be without.
+        side_source=_noise(config, "side", device),
     )
     return Assembly(model, step, config.micro_batch or fitting_micro_batch(config, model, gradients))

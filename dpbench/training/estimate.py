@@ -24,7 +24,7 @@ def seconds_of_training(config: RunConfig) -> float:
     device = choose_device(config.device)
     prepare_device(device)
     size = min(config.batch_size, MOST_SAMPLES)
-    release = Release(config.sampling_rate, 1.0)
+    release = Release(config.sampling_rate, 1.0, config.threshold.beside)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     parts = assemble(replace(config, noise=ConstantNoise()), device, 1.0, ledger)
     images = blank(config, size, device)

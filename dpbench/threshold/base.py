@@ -1,0 +1,63 @@
+"""The clipping threshold C_t."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.plan import Part
+from dpbench.stage import Course, Stage
+
+
+@dataclass
+class Threshold(Stage):
+    """Gives C_t for each step."""
+
+    def prepare(self, course: Course) -> None:
+        """Learn what is public about the run; called before anything else is asked of the stage."""
+
+    @property
+    def beside(self) -> tuple[Part, ...]:
+        """What the stage releases of each batch beside the clipped sum."""
+        return ()
+
+    def value(self, step: int) -> float:
+        """C_t at step t, counted from 0; from 1e-30 to 1e30, so that float32 factors keep the clip's promise."""
+        raise NotImplementedError
+
+    def observe(self, norms: Tensor) -> None:
+        """See the norms of the step's samples, shape (B,), inf for broken ones; what it makes of them is not private.
+
+        Only called where `beside` names a release.
+        """
+
+    def release(self, source: GaussianSource | None, error_weight: float) -> None:
+        """Add noise to what was observed, and set the next threshold; called once a step, after the ledger's entry.
+
+        Args:
+            source: of noise at unit variance; None where the run adds none.
+            error_weight: K = d (noise in a coordinate of g_t over C_t)², so that K C² is the expected square of the
+                noise in all d coordinates at threshold C; public.
+        """
+
+
+@dataclass
+class FixedThreshold(Threshold):
+    """The same C at every step.
+
+    Attributes:
+        norm: C.
+    """
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(1e-30 <= self.norm <= 1e30, "threshold.norm", self.norm, "a number from 1e-30 to 1e30")
+
+    @override
+    def value(self, step: int) -> float:
+        return self.norm

@@ -1,0 +1,194 @@
+"""Thresholds from a private histogram of per-sample norms: DC-SGD (Wei et al. 2025).
+
+Each step releases, beside the clipped sum, the histogram of its norms; the next threshold is post-processing of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.plan import Part
+from dpbench.stage import State
+from dpbench.threshold.base import Threshold
+
+Counts = NDArray[np.float64]
+
+RANGES = (1e-8, 1e8)
+# Of rule E: searches from one candidate grid to the next, and thresholds in units of the range.
+MOST_PASSES = 64
+THRESHOLDS = (1e-6, 2.0)
+
+
+@dataclass
+class HistogramThreshold(Threshold):
+    """C_{t+1} from the noisy histogram of step t's norms over [0, R_t], whose last bin also has what lies beyond.
+
+    One sample changes one count by one: the histogram has sensitivity 1, and with the clipped sum it is one Gaussian
+    release. Counts are neither rounded nor cut at zero.
+
+    Deviations from the paper, all of them post-processing: where the noisy total is not positive, C and R stay as they
+    are, and R stays within 1e-8 to 1e8.
+
+    Attributes:
+        norm: C_0.
+        bins: b.
+        histogram_noise: σ_H, standard deviation of the noise in each bin.
+    """
+
+    norm: float = 1.0
+    bins: int = 20
+    histogram_noise: float = 5.0
+
+    def __post_init__(self) -> None:
+        require(1e-8 <= self.norm <= 1e8, "threshold.norm", self.norm, "a number from 1e-8 to 1e8")
+        require(self.bins >= 1, "threshold.bins", self.bins, "a whole number > 0")
+        noise = self.histogram_noise
+        require(0 < noise < math.inf, "threshold.histogram_noise", noise, "a finite number > 0")
+        self._threshold = self.norm
+        self._range = self._first_range()
+        self._counts: Tensor | None = None
+        self._guarded = 0
+
+    def _first_range(self) -> float:
+        raise NotImplementedError
+
+    @property
+    @override
+    def beside(self) -> tuple[Part, ...]:
+        return (Part("histogram of norms", self.histogram_noise),)
+
+    @property
+    def guarded(self) -> int:
+        """Steps at which the rule was not followed to the letter."""
+        return self._guarded
+
+    @override
+    def value(self, step: int) -> float:
+        return self._threshold
+
+    @override
+    def observe(self, norms: Tensor) -> None:
+        found = histogram(norms, self._range, self.bins)
+        self._counts = found if self._counts is None else self._counts + found
+
+    @override
+    def release(self, source: GaussianSource | None, error_weight: float) -> None:
+        counts = torch.zeros(self.bins, dtype=torch.float64) if self._counts is None else self._counts.cpu()
+        self._counts = None
+        if source is not None:
+            counts = counts + self.histogram_noise * source.fill(torch.empty_like(counts))
+        self._update(counts.numpy(), error_weight)
+
+    def _update(self, counts: Counts, error_weight: float) -> None:
+        if counts.sum() <= 0:
+            self._guarded += 1
+            return
+        threshold, reach = self._rule(counts, error_weight)
+        self._threshold = threshold
+        self._range = min(max(reach, RANGES[0]), RANGES[1])
+        self._guarded += reach != self._range
+
+    def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
+        """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
+        raise NotImplementedError
+
+    def _midpoints(self) -> Counts:
+        return (np.arange(self.bins) + 0.5) * self._range / self.bins
+
+    @override
+    def state_dict(self) -> State:
+        return {"threshold": self._threshold, "range": self._range, "guarded": self._guarded}
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        self._threshold, self._range, self._guarded = state["threshold"], state["range"], state["guarded"]
+
+
+@dataclass
+class PercentileThreshold(HistogramThreshold):
+    """DC-SGD-P: C_{t+1} is the midpoint of the bin that holds the p-quantile of the norms, and R_{t+1} = 2 C_{t+1}.
+
+    Attributes:
+        quantile: p, share of samples that are to stay unclipped.
+        range: R_0; 1 in the paper.
+    """
+
+    quantile: float = 0.5
+    range: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0 < self.quantile <= 1, "threshold.quantile", self.quantile, "a number in (0, 1]")
+        low, high = RANGES
+        require(low <= self.range <= high, "threshold.range", self.range, f"a number from {low:g} to {high:g}")
+        super().__post_init__()
+
+    @override
+    def _first_range(self) -> float:
+        return self.range
+
+    @override
+    def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
+        reached = np.cumsum(counts) >= self.quantile * counts.sum()
+        threshold = float(self._midpoints()[int(reached.argmax()) if reached.any() else -1])
+        return threshold, 2 * threshold
+
+
+@dataclass
+class ExpectedErrorThreshold(HistogramThreshold):
+    """DC-SGD-E: C_{t+1} makes the expected squared error of a released gradient smallest, on a grid of candidates.
+
+    Ê(C) = K C² + Σ_k H̃_k max(m_k - C, 0)²/Σ_k H̃_k over midpoints m_k, where K C² is the noise in all coordinates of
+    the mean. Candidates are C/10, 2C/10, ... 2C; while the best is the first or last of them, it takes the place of C.
+
+    Deviations from the paper: also where the noisy mean norm is not positive, C stays; passes are counted, and C stays
+    within 1e-6 to 2 times the range. Without these the threshold can vanish for good.
+    """
+
+    @override
+    def _first_range(self) -> float:
+        return float(self.bins)
+
+    @override
+    def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
+        return self._best(counts, error_weight), self._next_range(counts)
+
+    def _best(self, counts: Counts, error_weight: float) -> float:
+        midpoints = self._midpoints()
+        if counts @ midpoints <= 0:
+            self._guarded += 1
+            return self._threshold
+        reference = self._threshold
+        for _ in range(MOST_PASSES):
+            candidates = np.arange(1, 21) * reference / 10
+            beyond = np.maximum(midpoints - candidates[:, None], 0) ** 2
+            errors = error_weight * candidates**2 + beyond @ counts / counts.sum()
+            best = int(errors.argmin())
+            reference = float(candidates[best])
+            if 0 < best < 19:
+                break
+        kept = min(max(reference, THRESHOLDS[0] * self._range), THRESHOLDS[1] * self._range)
+        self._guarded += kept != reference
+        return kept
+
+    def _next_range(self, counts: Counts) -> float:
+        total = counts.sum()
+        if counts[-1] >= 0.5 * total:
+            return 2 * self._range
+        if counts[self.bins // 2 :].sum() <= total / self.bins:
+            return self._range / 2
+        return self._range
+
+
+def histogram(norms: Tensor, reach: float, bins: int) -> Tensor:
+    """Counts of norms, shape (B,), in equal bins over [0, reach], the last one open; float64, shape (bins,)."""
+    at = (norms.double() * (bins / reach)).floor().clamp_(0, bins - 1).long()
+    return torch.bincount(at, minlength=bins).double()

@@ -1,0 +1,319 @@
+"""dc_sgd.md 3.1 (numbers T1 to T20), 2.4, 2.5, 2.9; Andrew et al."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import assembled, composed
+from scipy import optimize
+
+from dpbench.errors import UserError
+from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.privacy.plan import Part, Release
+from dpbench.stage import Course
+from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
+from dpbench.threshold.histogram import histogram
+
+
+def norms_in(bins: dict[int, int], reach: float, number: int = 20) -> torch.Tensor:
+    """So many norms in the middle of each bin."""
+    return torch.cat([torch.full((n,), (k + 0.5) * reach / number) for k, n in bins.items()])
+
+
+def after(threshold, norms, error_weight=1.0, steps=1):
+    """C and R after so many steps that all see these norms, without noise."""
+    for _ in range(steps):
+        threshold.observe(norms)
+        threshold.release(None, error_weight)
+    return threshold.value(steps), getattr(threshold, "_range", None)
+
+
+def noise(seed=0):
+    return SeededGaussian(torch.Generator().manual_seed(seed))
+
+
+# T1, and that the joint release of the two parts is the total again.
+@pytest.mark.parametrize(
+    ("total", "side", "gradient"),
+    [(0.596, 5, 0.6003), (0.967, 5, 0.9856), (1.129, 5, 1.1589), (2.123, 8, 2.2020), (4.943, 12, 5.4246)],
+)
+def test_gradient_and_histogram_are_one_release(total, side, gradient):
+    joint = Release(0.01, gradient, (Part("histogram of norms", side),)).joint
+    assert joint.noise_multiplier == pytest.approx(total, rel=1e-4)
+
+
+def test_without_noise_in_the_histogram_nothing_is_left_for_the_gradient():
+    """T3: at σ_H towards infinity the gradient's multiplier is the total."""
+    assert Release(0.01, 1.1, (Part("h", 1e9),)).joint.noise_multiplier == pytest.approx(1.1)
+
+
+def test_norms_are_counted_in_the_bin_they_begin():
+    """T15, T17."""
+    counts = histogram(torch.tensor([0.0, 0.999, 1.0, 19.0, 19.999, 20.0, 1e30, math.inf]), 20.0, 20)
+    assert counts.tolist() == [2.0, 1.0, *[0.0] * 17, 5.0]
+
+
+def test_one_sample_changes_one_count_by_one():
+    norms = torch.rand(50, generator=torch.Generator().manual_seed(1)) * 30
+    for extra in (0.0, 3.0, 100.0, math.inf):
+        change = histogram(torch.cat([norms, torch.tensor([extra])]), 20.0, 20) - histogram(norms, 20.0, 20)
+        assert change.norm() == change.sum() == 1
+
+
+@pytest.mark.parametrize("bins", [0, 7, 19])
+def test_percentile_is_the_midpoint_of_the_bin_with_all_norms(bins):
+    """T5."""
+    threshold, reach = after(PercentileThreshold(range=3.0), norms_in({bins: 40}, 3.0))
+    assert threshold == pytest.approx((bins + 0.5) * 3.0 / 20)
+    assert reach == 2 * threshold
+
+
+def test_percentile_moves_by_at_most_its_slew():
+    """T6."""
+    assert after(PercentileThreshold(range=2.0), torch.full((9,), 5.0))[0] == pytest.approx(1.95)
+    assert after(PercentileThreshold(range=2.0), torch.full((9,), 0.09))[0] == pytest.approx(0.05)
+
+
+def test_percentile_ripples_with_an_even_and_rests_with_an_odd_number_of_bins():
+    """T7."""
+    even, odd = PercentileThreshold(range=2.0), PercentileThreshold(range=2.0, bins=21)
+    seen = [after(even, torch.ones(256))[0] for _ in range(200)][5:]
+    assert 0.951 < min(seen) < max(seen) < 1.0501
+    assert all(after(odd, torch.ones(256))[0] == pytest.approx(1) for _ in range(20))
+
+
+@pytest.mark.parametrize(("norm", "updates", "value"), [(100.0, 7, 101.7), (0.012, 2, 0.0125)])
+def test_percentile_finds_a_distant_norm_in_a_few_steps(norm, updates, value):
+    """T8."""
+    threshold = PercentileThreshold(range=2.0)
+    seen = [after(threshold, torch.full((256,), norm))[0] for _ in range(updates)]
+    assert seen[-1] == pytest.approx(value, rel=1e-3)
+    assert [abs(c / norm - 1) < 0.1 for c in seen] == [False] * (updates - 1) + [True]
+
+
+def test_percentile_of_all_is_the_highest_occupied_bin():
+    """T9."""
+    assert after(PercentileThreshold(range=2.0, quantile=1.0), norms_in({2: 5, 13: 1}, 2.0))[0] == pytest.approx(1.35)
+
+
+def test_one_bin_keeps_the_threshold():
+    """T4: so with σ_H towards infinity the method is DP-SGD."""
+    threshold = PercentileThreshold(range=2.0, bins=1)
+    for seed in range(5):
+        threshold.observe(torch.rand(30) * 9)
+        threshold.release(noise(seed), 1.0)
+        assert threshold.value(1) == 1.0
+
+
+# T10, T11, T13: counts by bin, K, and what becomes of C = 1 and R = 20.
+EXPECTED_ERROR = [
+    ({5: 256}, 1.0, 2.8, 10.0),
+    ({5: 256}, 3.0, 1.4, 10.0),
+    ({5: 256}, 60.0, 0.09, 10.0),
+    ({1: 128, 9: 128}, 0.1, 8.0, None),
+    ({1: 128, 9: 128}, 1.0, 3.2, None),
+    ({1: 128, 9: 128}, 10.0, 0.5, None),
+    ({19: 256}, 1.0, 9.6, 40.0),
+]
+
+
+@pytest.mark.parametrize(("bins", "weight", "expected", "reach"), EXPECTED_ERROR)
+def test_expected_error_takes_the_specified_candidate(bins, weight, expected, reach):
+    threshold, found = after(ExpectedErrorThreshold(), norms_in(bins, 20.0), weight)
+    assert threshold == pytest.approx(expected)
+    assert reach is None or found == reach
+
+
+@pytest.mark.parametrize("weight", [0.05, 0.5, 4.0, 60.0])
+def test_expected_error_is_within_a_grid_step_of_the_minimiser(weight):
+    norms = torch.empty(500).log_normal_(1.0, 0.6, generator=torch.Generator().manual_seed(3))
+    counts = histogram(norms, 20.0, 20).numpy()
+    midpoints = np.arange(20) + 0.5
+
+    def error(c: float) -> float:
+        return weight * c * c + float(counts @ np.maximum(midpoints - c, 0) ** 2) / counts.sum()
+
+    exact = optimize.minimize_scalar(error, bounds=(0, 20), method="bounded", options={"xatol": 1e-9}).x
+    found, _ = after(ExpectedErrorThreshold(), norms, weight)
+    assert abs(found - exact) < 0.5 * exact
+    assert error(found) < 1.2 * error(exact)
+
+
+@pytest.mark.parametrize(
+    ("bins", "reach"),
+    [({19: 50, 3: 50}, 40.0), ({19: 49, 3: 51}, 20.0), ({12: 5, 3: 95}, 10.0), ({12: 6, 3: 94}, 20.0)],
+)
+def test_the_range_of_expected_error_adapts_at_the_printed_shares(bins, reach):
+    """T12: both comparisons are non-strict."""
+    assert after(ExpectedErrorThreshold(), norms_in(bins, 20.0))[1] == reach
+
+
+@pytest.mark.parametrize("scale", [1e-3, 7.0, 1e4])
+def test_rules_are_equivariant_to_scale(scale):
+    """T14, with the same noise."""
+    norms = torch.rand(256, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 3
+
+    def moved(factor):
+        one = PercentileThreshold(norm=factor, range=2.0 * factor)
+        other = ExpectedErrorThreshold(norm=factor)
+        other._range *= factor
+        for threshold in (one, other):
+            threshold.observe(norms * factor)
+            threshold.release(noise(), 0.4)
+        return [x for t in (one, other) for x in (t.value(1), t._range)]
+
+    assert moved(scale) == pytest.approx([scale * x for x in moved(1.0)])
+
+
+def test_micro_batches_make_one_histogram():
+    """T16."""
+    norms = torch.rand(100, generator=torch.Generator().manual_seed(4)) * 30
+    results = []
+    for parts in (1, 2, 8):
+        threshold = ExpectedErrorThreshold()
+        for part in norms.chunk(parts):
+            threshold.observe(part)
+        threshold.release(noise(), 0.5)
+        results.append((threshold.value(1), threshold._range))
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("make", [PercentileThreshold, ExpectedErrorThreshold])
+def test_an_empty_batch_is_a_step(make):
+    """T20; without a positive total nothing moves, and the guard is counted."""
+    threshold = make()
+    before = threshold.value(0)
+    threshold.release(None, 1.0)
+    assert (threshold.value(1), threshold.guarded) == (before, 1)
+    for seed in range(50):
+        threshold.release(noise(seed), 1.0)
+        assert 0 < threshold.value(1) < 1e9
+
+
+def test_noise_of_the_histogram_has_its_deviation_and_is_fresh(monkeypatch):
+    """Mutant: a histogram released without noise is caught."""
+    seen = []
+    threshold = PercentileThreshold(histogram_noise=3.0)
+    monkeypatch.setattr(threshold, "_update", lambda counts, weight: seen.append(counts.copy()))
+    source = noise(6)
+    for _ in range(400):
+        threshold.observe(torch.full((10,), 0.5))
+        threshold.release(source, 1.0)
+    found = np.array(seen)
+    expected = np.zeros(20)
+    expected[10] = 10
+    # 8000 normals: mean within 5 deviations, variance within 5 of its own, except with probability below 1e-6.
+    assert abs((found - expected).mean()) < 5 * 3 / math.sqrt(8000)
+    assert (found - expected).var() == pytest.approx(9, rel=5 * math.sqrt(2 / 8000))
+    assert len(np.unique(found)) == 8000
+
+
+# dc_sgd.md 2.9: the simulation that the guards were chosen by; N = 50,000, B = 256, lognormal norms.
+@pytest.mark.parametrize("mean", [1e-3, 0.1, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("weight", [0.31, 166.0])
+def test_expected_error_settles_from_any_scale(mean, weight):
+    generator = torch.Generator().manual_seed(11)
+    spread = math.sqrt(math.log(1 + 0.36))
+    threshold, source, seen = ExpectedErrorThreshold(), noise(12), []
+    for _ in range(600):
+        size = int(torch.poisson(torch.tensor(256.0), generator=generator))
+        norms = torch.empty(size).log_normal_(math.log(mean) - spread**2 / 2, spread, generator=generator)
+        threshold.observe(norms)
+        threshold.release(source, weight)
+        seen.append((threshold.value(1), threshold._range))
+    late = np.median(np.array(seen[300:]), axis=0)
+    assert late[0] == pytest.approx(mean / (1 + weight), rel=0.25)
+    assert 1.0 * mean < late[1] < 3.5 * mean
+    assert threshold.guarded <= 10
+
+
+def test_state_of_a_threshold_continues_it():
+    for make in (PercentileThreshold, ExpectedErrorThreshold, lambda: QuantileThreshold(norm=2.0)):
+        one, other = make(), make()
+        after(one, torch.rand(60) * 4, steps=3)
+        other.load_state_dict(one.state_dict())
+        assert after(one, torch.full((50,), 1.3)) == after(other, torch.full((50,), 1.3))
+
+
+def quantile(**settings) -> QuantileThreshold:
+    threshold = QuantileThreshold(**settings)
+    threshold.prepare(Course(steps=10, batch=100.0, rate=lambda step: 1.0))
+    return threshold
+
+
+def test_quantile_follows_its_formula():
+    threshold = quantile(norm=2.0, quantile=0.3, rate=0.25)
+    threshold.observe(torch.tensor([1.0] * 60 + [2.0] * 10 + [5.0] * 20 + [math.inf] * 10))
+    threshold.release(None, 1.0)
+    assert threshold.value(1) == pytest.approx(2.0 * math.exp(-0.25 * (0.7 - 0.3)))
+
+
+def test_quantile_of_a_batch_of_unexpected_size_is_centred():
+    """130 samples of which all are unclipped: the centred sum is 65, not 130, over B = 100."""
+    threshold = quantile(quantile=0.5, rate=1.0)
+    threshold.observe(torch.zeros(130))
+    threshold.release(None, 1.0)
+    assert threshold.value(1) == pytest.approx(math.exp(-0.65))
+
+
+def test_a_sample_moves_the_released_count_by_its_sensitivity():
+    threshold = quantile(count_noise=0.05)
+    (part,) = threshold.beside
+    deviation = 0.05 * 100
+    for norm in (0.1, 1.0, 7.0, math.inf):
+        one = quantile(count_noise=0.05)
+        one.observe(torch.tensor([norm]))
+        assert abs(one._sum) / deviation == pytest.approx(1 / part.noise_multiplier)
+
+
+def test_quantile_finds_the_quantile_of_stationary_norms():
+    generator = torch.Generator().manual_seed(3)
+    threshold, source, seen = quantile(norm=0.1, quantile=0.8), noise(1), []
+    for _ in range(400):
+        threshold.observe(torch.rand(100, generator=generator) * 10)
+        threshold.release(source, 1.0)
+        seen.append(threshold.value(1))
+    assert np.mean(seen[200:]) == pytest.approx(8.0, rel=0.05)
+
+
+@pytest.mark.parametrize("setting", ["histogram_noise=0", "bins=0", "norm=-1", "quantile=0", "range=0"])
+def test_impossible_settings_are_refused(setting):
+    with pytest.raises(UserError, match=rf"threshold.{setting.split('=')[0]}=.*: expected"):
+        composed("threshold=dcsgd_p", f"threshold.{setting}")
+
+
+@pytest.mark.parametrize("algo", ["dcsgd_p", "dcsgd_e", "andrew"])
+def test_a_run_releases_both_parts_and_spends_its_budget(algo):
+    from dpbench.training.budget import budget, open_ledger
+
+    config = composed(f"algo={algo}", "eps=2", "epochs=3")
+    found = budget(config)
+    ledger = open_ledger(config, found.noise_multiplier)
+    (run,) = ledger.plan.runs
+    assert len(run.release.beside) == 1
+    plain = budget(composed("algo=dpsgd", "eps=2", "epochs=3"))
+    # T18: the total multiplier is what DP-SGD would have had.
+    assert run.release.joint.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-3)
+    assert found.noise_multiplier > plain.noise_multiplier
+
+
+def test_norms_of_the_step_reach_the_threshold_once_and_unclipped():
+    config = composed("algo=dcsgd_p", "model=linear")
+    parts = assembled(config)
+    seen = []
+    parts.step.threshold.observe = lambda norms: seen.append(norms.clone())
+    images, labels = torch.randn(12, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 10
+    before = {name: parameter.detach().clone() for name, parameter in parts.model.named_parameters()}
+    parts.step([(images[:5], labels[:5]), (images[5:], labels[5:])])
+    assert sum(len(norms) for norms in seen) == 12
+    gradients = torch.func.vmap(
+        torch.func.grad(
+            lambda p, x, y: torch.nn.functional.cross_entropy(
+                torch.func.functional_call(parts.model, p, (x[None],)), y[None]
+            )
+        ),
+        in_dims=(None, 0, 0),
+    )({n: p.detach() for n, p in before.items()}, images, labels)
+    want = torch.cat([g.flatten(1) for g in gradients.values()], 1).norm(dim=1)
+    torch.testing.assert_close(torch.cat(seen), want)
