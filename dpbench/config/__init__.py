@@ -1,7 +1,18 @@
 """From overrides to a checked, typed configuration, and its identity."""
 
-from dpbench.config.compose import Job, chosen, compose_jobs, conf_folder, load
+from dpbench.config.compose import Job, chosen, compose_jobs, conf_folder, load, quoted
 from dpbench.config.identity import config_hash, identity, resolved
 from dpbench.config.schema import RunConfig
 
-__all__ = ["Job", "RunConfig", "chosen", "compose_jobs", "conf_folder", "config_hash", "identity", "load", "resolved"]
+__all__ = [
+    "Job",
+    "RunConfig",
+    "chosen",
+    "compose_jobs",
+    "conf_folder",
+    "config_hash",
+    "identity",
+    "load",
+    "quoted",
+    "resolved",
+]
