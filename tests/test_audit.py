@@ -55,17 +55,17 @@ SEPARATED = ("algo=disk", "algo.kappa=0.5", "algo.gamma=0.5")  # c = 2: sensitiv
 
 def full_batch(*overrides, runs=RUNS):
     config = composed("eps=8", *overrides)
-    return attack_step(canary_target(config, CPU, config.dataset.train_size), runs, RISK, sampled=False)
+    return attack_step(canary_target(config, CPU, config.dataset.train_size), runs, RISK)
 
 
 def sampled(*overrides, runs=RUNS):
     config = composed("eps=8", *overrides)
-    return attack_step(canary_target(config, CPU, config.batch_size), runs, RISK, sampled=True)
+    return attack_step(canary_target(config, CPU, config.batch_size), runs, RISK)
 
 
 def on_the_model(*overrides, runs=RUNS):
     config = composed("eps=8", *overrides)
-    return attack_step(model_target(config, CPU, config.dataset.train_size), runs, RISK, sampled=False)
+    return attack_step(model_target(config, CPU, config.dataset.train_size), runs, RISK)
 
 
 def one_run(*overrides, canaries=1000, steps=20):
@@ -253,6 +253,8 @@ def test_thresholds_separate_what_can_be_separated():
     without, with_canary = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([4.0, 5.0])
     assert choose_threshold(without, with_canary, 0.1, 1.0) == 3.0
     assert count_errors(torch.tensor([1.0, 4.0]), torch.tensor([3.0, 5.0]), 3.0) == (1, 1, 2)
+    broken = torch.full((3,), math.nan)
+    assert count_errors(broken, broken, 3.0) == (0, 3, 3)
 
 
 # What is caught
@@ -316,7 +318,7 @@ def test_a_release_that_is_not_in_the_ledger_is_caught(monkeypatch):
     config = composed("algo=dpsgd")
     target = canary_target(config, CPU, 1437)
     monkeypatch.setattr(target.step.ledger, "record", lambda _: None)
-    found = attack_step(target, RUNS, RISK, sampled=False)
+    found = attack_step(target, RUNS, RISK)
     assert found.claimed_eps == 0
     assert found.violated
 

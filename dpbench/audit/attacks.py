@@ -44,7 +44,7 @@ def audit(
 def _findings(config: RunConfig, settings: AuditSettings, device: torch.device, risk: float) -> Iterator[Finding]:
     everyone = config.dataset.train_size
     # The first one reads data, which may be missing.
-    yield attack_step(model_target(config, device, everyone), settings.runs, risk, sampled=False)
-    yield attack_step(canary_target(config, device, everyone), settings.runs, risk, sampled=False)
-    yield attack_step(canary_target(config, device, config.batch_size), settings.runs, risk, sampled=True)
+    yield attack_step(model_target(config, device, everyone), settings.runs, risk)
+    yield attack_step(canary_target(config, device, everyone), settings.runs, risk)
+    yield attack_step(canary_target(config, device, config.batch_size), settings.runs, risk)
     yield attack_run(config, settings, device, risk)

@@ -13,7 +13,7 @@ from dpbench.audit.bounds import gaussian_eps, mu_at_least, noticeable_factor
 from dpbench.audit.result import Finding
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, Target, releases_since
-from dpbench.config import config_hash
+from dpbench.config import RunConfig, config_hash
 from dpbench.privacy import Plan, PoissonSampler, Release, epsilon
 from dpbench.step import MicroBatch
 from dpbench.training.randomness import generator, global_stream
@@ -41,26 +41,27 @@ class Observations:
     with_canary: Tensor
 
 
-def attack_step(target: Target, runs: int, risk: float, *, sampled: bool) -> Finding:
+def attack_step(target: Target, runs: int, risk: float) -> Finding:
     """Run a step many times and bound what it reveals of the canary.
 
     The attacker knows parameters, other samples and the canary, and sees g_t. All runs start from one public state
     and are independent. Two statistics are judged, each at a threshold that other runs chose: the projection of g_t on
     the canary's direction, and how small the rest of g_t is, which tells the size of the batch where the sum is
-    divided by it.
+    divided by it. Where the target's sampling rate is 1 all samples take part and nothing is sampled; else each batch
+    is drawn by the sampler.
 
     Args:
         target: what to attack; its step is left somewhere.
         runs: with the canary and as many without, besides those that choose the thresholds.
         risk: probability with which the larger of the two bounds may exceed the truth.
-        sampled: draw each batch with the run's sampler; else all samples take part, and nothing is sampled.
     """
     pilots = max(FEWEST_PILOTS, round(PILOT_SHARE * runs))
-    observe = Observer(target, sampled=sampled)
+    observe = Observer(target)
     with global_stream(target.config.seed, "model"):
         pilot, judged = observe(pilots), observe(runs)
     own = risk / len(STATISTICS)
-    rate = target.config.sampling_rate if sampled else 1.0
+    config = target.config
+    rate, delta = config.sampling_rate, config.delta_value
     bounds: dict[str, float] = {}
     counts: dict[str, Counts] = {}
     for k, name in enumerate(STATISTICS):
@@ -69,14 +70,14 @@ def attack_step(target: Target, runs: int, risk: float, *, sampled: bool) -> Fin
         bounds[name] = _bound(counts[name], own, rate)
     best = max(bounds, key=lambda name: bounds[name])
     claimed = math.sqrt(sum(release.noise_multiplier**-2 for release in observe.releases))
-    delta = target.config.delta_value
+    spent = epsilon(Plan.of(observe.releases), delta, config.privacy.accountant, eps_scale=config.eps)
     return Finding(
-        attack="one step, batches sampled" if sampled else "one step, full batch",
+        attack="one step, batches sampled" if rate < 1 else "one step, full batch",
         attacked=target.attacked,
         delta=delta,
         risk=risk,
-        claimed_eps=_claimed_eps(target, observe.releases, rate),
-        eps_at_least=_eps(bounds[best], rate, target),
+        claimed_eps=spent,
+        eps_at_least=_eps(bounds[best], config),
         violated=bounds[best] > claimed,
         details={
             "claimed_mu": claimed,
@@ -98,7 +99,7 @@ class Observer:
         releases: what the ledger recorded of the step, in the last run.
     """
 
-    def __init__(self, target: Target, *, sampled: bool) -> None:
+    def __init__(self, target: Target) -> None:
         self.releases: list[Release] = []
         self._target = target
         self._restart = Restart(target.step)
@@ -109,8 +110,8 @@ class Observer:
         self._with_canary = torch.cat([x, canary_x]), torch.cat([y, canary_y])
         draws = generator(target.config.seed, "sampling", target.direction.device, config_hash(target.config))
         rate = target.config.sampling_rate
-        sizes = {len(labels) for labels in (self._without[1], self._with_canary[1])}
-        self._samplers = {size: PoissonSampler(size, rate, draws) for size in sizes} if sampled else {}
+        sizes = (len(self._without[1]), len(self._with_canary[1]))
+        self._samplers = {size: PoissonSampler(size, rate, draws) for size in sizes} if rate < 1 else {}
 
     def __call__(self, runs: int) -> Observations:
         """So many runs without the canary, and with it."""
@@ -140,13 +141,15 @@ def choose_threshold(without: Tensor, with_canary: Tensor, risk: float, rate: fl
     values = torch.cat([without, with_canary]).unique()
     candidates = (values[1:] + values[:-1]) / 2 if len(values) > 1 else values
     bounds = [_bound(count_errors(without, with_canary, float(c)), risk, rate) for c in candidates]
-    best = [k for k, bound in enumerate(bounds) if bound == max(bounds)]
+    largest = max(bounds)
+    best = [k for k, bound in enumerate(bounds) if bound == largest]
     return float(candidates[best[len(best) // 2]])
 
 
 def count_errors(without: Tensor, with_canary: Tensor, threshold: float) -> Counts:
     """Errors of the test that says "the canary is there" above the threshold."""
-    return Counts(int((without > threshold).sum()), int((with_canary <= threshold).sum()), len(without))
+    # What is not a number says nothing, and is not above the threshold.
+    return Counts(int((without > threshold).sum()), int((~(with_canary > threshold)).sum()), len(without))
 
 
 def _bound(counts: Counts, risk: float, rate: float) -> float:
@@ -154,18 +157,11 @@ def _bound(counts: Counts, risk: float, rate: float) -> float:
     return mu_at_least(wrong, runs, missed, runs, risk, sampling_rate=rate)
 
 
-def _eps(mu: float, rate: float, target: Target) -> float:
+def _eps(mu: float, config: RunConfig) -> float:
     """Eps at delta of a release of this mu: in closed form, or where it is sampled, by the run's accountant."""
-    config = target.config
     if mu == 0 or math.isinf(mu):
         return mu
-    if rate == 1:
+    if config.sampling_rate == 1:
         return gaussian_eps(mu, config.delta_value)
-    plan = Plan.of([Release(rate, 1 / mu)])
-    return epsilon(plan, config.delta_value, config.privacy.accountant, eps_scale=config.eps)
-
-
-def _claimed_eps(target: Target, releases: list[Release], rate: float) -> float:
-    config = target.config
-    plan = Plan.of(release._replace(sampling_rate=rate) for release in releases)
+    plan = Plan.of([Release(config.sampling_rate, 1 / mu)])
     return epsilon(plan, config.delta_value, config.privacy.accountant, eps_scale=config.eps)

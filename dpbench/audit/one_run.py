@@ -14,7 +14,6 @@ from dpbench.audit.settings import AuditSettings, audited
 from dpbench.audit.tap import Tap
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import Split, Splits
-from dpbench.privacy import Ledger
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import noise_multiplier, open_ledger
 from dpbench.training.loop import train
@@ -31,22 +30,24 @@ class Scores:
     """How likely each canary took part, from all private gradients: the sum over steps of the log-likelihood ratio.
 
     Under the claim, a canary's coordinate of g_t, in units of its noise, is N(0, 1), or N(1/z, 1) when it was sampled,
-    with probability q. The units are read off the coordinates without canary, the multiplier z off the ledger.
+    with probability q. The units are read off the coordinates without canary.
 
     Attributes:
         total: shape (m,), float64.
     """
 
-    def __init__(self, canaries: int, sampling_rate: float, ledger: Ledger, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, canaries: int, multiplier: float, device: torch.device) -> None:
         self.total = torch.zeros(canaries, dtype=torch.float64, device=device)
-        self._rate = sampling_rate
-        self._ledger = ledger
+        self._rate = config.sampling_rate
+        self._multipliers = [multiplier * config.noise.scale(step) for step in range(config.steps)]
+        self._steps = 0
 
     def see(self, gradient: Tensor) -> None:
-        """Add what one private gradient, shape (m + SILENT,), tells."""
+        """Add what the next private gradient, shape (m + SILENT,), tells."""
         pulled, silent = gradient.double().split([len(self.total), SILENT])
         unit = silent.square().mean().sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-        mu = 1 / self._ledger.made.runs[-1].release.noise_multiplier
+        mu = 1 / self._multipliers[self._steps]
+        self._steps += 1
         taking_part = math.log(self._rate) + mu * pulled / unit - mu**2 / 2
         absent = torch.full_like(pulled, math.log1p(-self._rate) if self._rate < 1 else -math.inf)
         self.total += torch.logaddexp(taking_part, absent)
@@ -68,7 +69,7 @@ def attack_run(config: RunConfig, settings: AuditSettings, device: torch.device,
     parts = assemble(config, device, multiplier, ledger)
     coins = generator(config.seed, "audit", torch.device("cpu"), config_hash(config))
     included = (torch.rand(count, generator=coins) < 0.5).to(device)
-    scores = Scores(count, config.sampling_rate, ledger, device)
+    scores = Scores(config, count, multiplier, device)
     Tap.into(parts.step, scores.see)
     train(config, parts, _splits(included), ledger, on_step=lambda _: None, on_evaluation=lambda _: None)
     guesses = 2 * max(1, round(SHARE * count))

@@ -79,7 +79,7 @@ def canary_target(config: RunConfig, device: torch.device, batch_size: int) -> T
     canary = canary_samples(torch.zeros(1, dtype=torch.int64, device=device), centre)
     direction = torch.zeros_like(parts.step.gradients.flat.vector)
     direction[0] = sign
-    return Target(config, f"{DIRECTIONS} orthogonal canaries", parts.step, others, canary, direction)
+    return Target(config, "canary made for the step", parts.step, others, canary, direction)
 
 
 def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Target:
