@@ -251,7 +251,8 @@ def test_a_tap_shows_the_private_gradient_and_changes_nothing():
 
 def test_thresholds_separate_what_can_be_separated():
     without, with_canary = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([4.0, 5.0])
-    assert choose_threshold(without, with_canary, 0.1, 1.0) == 3.0
+    assert choose_threshold(without, with_canary, 0.1, 0.5) == 3.0
+    assert 2.0 < choose_threshold(without, with_canary, 0.1, 1.0) < 4.0
     assert count_errors(torch.tensor([1.0, 4.0]), torch.tensor([3.0, 5.0]), 3.0) == (1, 1, 2)
     broken = torch.full((3,), math.nan)
     assert count_errors(broken, broken, 3.0) == (0, 3, 3)
