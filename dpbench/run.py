@@ -16,7 +16,7 @@ from hydra._internal.utils import get_args_parser
 from dpbench.cli.help import help_text
 from dpbench.cli.job import make_console, train_job
 from dpbench.cli.preview import print_plan
-from dpbench.config import Job, compose_jobs, conf_folder
+from dpbench.config import Job, compose_jobs, conf_folder, quoted
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 from dpbench.report.sweep import Row, as_csv, print_table
@@ -50,7 +50,7 @@ def _main(typed: list[str]) -> int:
         return OK
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
-    overrides = [_written_out(_quoted(override)) for override in options.overrides]
+    overrides = [_written_out(quoted(override)) for override in options.overrides]
     if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
         raise UserError("seeds is short for a list of values of seed; give one of the two")
     if options.info or options.hydra_help or options.shell_completion:
@@ -87,14 +87,6 @@ def _flags(typed: list[str]) -> Namespace:
     if options.cfg and options.multirun:
         raise UserError(f"--cfg {options.cfg}: prints the settings of one run; leave out -m")
     return options
-
-
-def _quoted(override: str) -> str:
-    """Put quotes around a rule for delta, whose ^ Hydra's grammar does not take."""
-    key, _, value = override.partition("=")
-    if key != "delta" or "^" not in value or value.startswith(("'", '"')):
-        return override
-    return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
 
 
 def _written_out(override: str) -> str:

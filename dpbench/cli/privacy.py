@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.job import make_console
-from dpbench.config import Job, compose_jobs
+from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
 from dpbench.errors import UserError
 from dpbench.privacy import SCHEMES, Plan, calibrate, epsilon
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.grid < 1:
             raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
         register()
-        jobs = compose_jobs(options.overrides, multirun=True)
+        jobs = compose_jobs([quoted(override) for override in options.overrides], multirun=True)
         _print(jobs, options.grid, console)
     except (UserError, argparse.ArgumentError) as error:
         errors.print(f"error: {error}", style="red")

@@ -125,6 +125,14 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
         _refuse_extra_keys(item, f"{path}{name}.")
 
 
+def quoted(override: str) -> str:
+    """Put quotes around a rule for delta, whose ^ Hydra's grammar does not take."""
+    key, _, value = override.partition("=")
+    if key != "delta" or "^" not in value or value.startswith(("'", '"')):
+        return override
+    return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
+
+
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Sequence[Path] = ()) -> list[Job]:
     """Compose and check every job of a command line.
 

@@ -94,14 +94,15 @@ class Sampler:
 class PoissonSampler(Sampler):
     """Each sample takes part in each step with probability q = B/N, independently. A batch may be empty."""
 
-    def __init__(self, size: int, batch: int, generator: torch.Generator) -> None:
-        super().__init__(size, batch, generator)
+    def __init__(self, size: int, batch: float, generator: torch.Generator) -> None:
+        super().__init__(size, math.ceil(batch), generator)
+        self._rate = batch / size
         # Double precision: a float32 draw rounds q to a multiple of 2^-24.
         self._draws = torch.empty(size, dtype=torch.float64, device=generator.device)
 
     def draw(self) -> Tensor:
         """Ascending indices."""
-        return (self._draws.uniform_(generator=self._generator) < self.batch / self.size).nonzero().squeeze(1)
+        return (self._draws.uniform_(generator=self._generator) < self._rate).nonzero().squeeze(1)
 
 
 class FixedSizeSampler(Sampler):

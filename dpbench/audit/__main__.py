@@ -1,0 +1,136 @@
+"""python -m dpbench.audit: lower bounds on what a run reveals, beside what it claims."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from dpbench.audit.attacks import audit
+from dpbench.audit.page import print_audit
+from dpbench.audit.result import Audit, Finding
+from dpbench.audit.settings import AuditSettings, audit_hash, compose
+from dpbench.cli.job import make_console
+from dpbench.config import Job, quoted, resolved
+from dpbench.errors import UserError
+from dpbench.tracking.provenance import provenance
+from dpbench.tracking.record import jsonable, require_writable, write_atomically
+from dpbench.training.devices import choose_device, prepare_device
+
+CONSISTENT, VIOLATED, BAD_INPUT, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+HELP = """\
+python -m dpbench.audit [GROUP=OPTION | SETTING=VALUE] ... [-cd FOLDER]
+
+Attacks the real private step of a run with inserted canaries, and gives lower bounds on eps beside the eps it claims.
+The attacker sees every private gradient g_t and knows all samples but the canary.
+
+  python -m dpbench.audit algo=disk eps=8
+  python -m dpbench.audit algo=dpsgd eps=1 audit.runs=20000
+
+ATTACKS
+  one step, full batch       the step on the run's own model and data, and on a model of canaries made for it,
+                             many times with and without one canary; nothing is sampled
+  one step, batches sampled  the same with batches from the sampler
+  one run                    many canaries, each in by a fair coin (Steinke, Nasr & Jagielski 2023)
+
+Groups and settings are those of python -m dpbench.run --help; noise is calibrated anew for what each attack runs.
+Samples are not augmented. SETTINGS of the audit itself, with their defaults:
+
+{settings}
+
+The result is printed and kept as <results_dir>/audits/<hash>/audit.json.
+Exit codes: 0 consistent with the claim, 1 violates the claim, 2 bad input, 3 the audit failed, 130 interrupted.
+"""
+PURPOSE = {
+    "runs": "of the step with the canary and as many without, per attack; a smaller eps needs more",
+    "canaries": "of the attack in one run",
+    "steps": "of the attack in one run",
+    "confidence": "with which all lower bounds hold together",
+}
+
+console = make_console()
+errors = make_console(stderr=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    if "-h" in typed or "--help" in typed:
+        console.print(help_text())
+        return CONSISTENT
+    try:
+        return _audit(*_parsed(typed))
+    except UserError as error:
+        errors.print(f"error: {error}", style="red")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print("interrupted; nothing is kept", style="yellow")
+        return INTERRUPTED
+    except Exception:
+        errors.print(traceback.format_exc(), style="red")
+        return FAILED
+
+
+def help_text() -> str:
+    """Usage and settings."""
+    defaults = asdict(AuditSettings())
+    typed = {name: f"audit.{name}={value}" for name, value in defaults.items()}
+    return HELP.format(settings="\n".join(f"  {typed[name]:<22} {PURPOSE[name]}" for name in defaults))
+
+
+def _parsed(typed: list[str]) -> tuple[Job, AuditSettings]:
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-cd", "--config-dir", type=Path)
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(message)
+
+    parser.error = refuse  # type: ignore[method-assign]
+    options = parser.parse_intermixed_args(typed)
+    folder = options.config_dir
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"-cd {folder}: no such folder")
+    folders = [] if folder is None else [folder.absolute()]
+    return compose([quoted(override) for override in options.overrides], folders)
+
+
+def _audit(job: Job, settings: AuditSettings) -> int:
+    config = job.config
+    require_writable(Path(config.results_dir))
+    device = choose_device(config.device)
+    prepare_device(device)
+    folder = Path(config.results_dir) / "audits" / audit_hash(config, settings)
+    console.print(f"Auditing {job.name}", style="bold")
+
+    def say(finding: Finding) -> None:
+        console.print(f"  {finding.attack}, {finding.attacked}: done")
+
+    found = audit(config, settings, device, say)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "audit.json", _as_json(found, job, settings, provenance(device)))
+    console.print()
+    print_audit(found, console)
+    console.print(f"kept in {folder / 'audit.json'}")
+    return VIOLATED if found.violated else CONSISTENT
+
+
+def _as_json(found: Audit, job: Job, settings: AuditSettings, origin: dict[str, object]) -> str:
+    content = {
+        **found.as_dict(),
+        "settings": asdict(settings),
+        "overrides": list(job.overrides),
+        "config": {**resolved(job.config), "choices": job.choices},
+        "provenance": origin,
+    }
+    return json.dumps(jsonable(content), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

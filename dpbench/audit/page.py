@@ -1,0 +1,59 @@
+"""The result of an audit, to be read by a person."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpbench.audit.result import CONSISTENT, VIOLATES, Audit, Finding
+
+COLUMNS = ("attack", "attacked", "claimed eps", "shown eps", "claimed mu", "shown mu", "what it says")
+LEFT = ("attack", "attacked", "what it says")
+
+
+def print_audit(audit: Audit, console: Console) -> None:
+    """Print all findings, what they mean, and the verdict."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in LEFT else "right", overflow="fold")
+    for finding in audit.findings:
+        table.add_row(*_cells(finding))
+    console.print(table)
+    delta = audit.findings[0].delta
+    console.print(
+        f"\nshown: lower bounds, all of which hold together with {100 * audit.confidence:g} % confidence; eps at "
+        f"delta={delta:.3g}\nmu: standard deviations of the noise by which one sample moves a release"
+    )
+    for finding in audit.findings:
+        for line in _notes(finding):
+            console.print(f"{finding.attack}, {finding.attacked}: {line}")
+    console.print(f"\n{audit.verdict}", style="bold red" if audit.violated else "bold green")
+
+
+def _cells(finding: Finding) -> list[str | Text]:
+    mus = [finding.details.get(name) for name in ("claimed_mu", "mu_at_least")]
+    says = Text(VIOLATES, "red") if finding.violated else Text(CONSISTENT)
+    eps = [f"{finding.claimed_eps:.3f}", f">= {finding.eps_at_least:.3f}"]
+    return [
+        finding.attack,
+        finding.attacked,
+        *eps,
+        *("" if mu is None else f"{mark}{mu:.3f}" for mark, mu in zip(("", ">= "), mus, strict=True)),
+        says,
+    ]
+
+
+def _notes(finding: Finding) -> list[str]:
+    """What the numbers of an attack can't tell."""
+    notes = []
+    factor = finding.details.get("notices_noise_too_small_by")
+    if factor is not None:
+        notes.append(f"noise too small by a factor of {factor:.2f} would be noticed in about half of all audits")
+    most = finding.details.get("most_that_could_be_shown")
+    if most is not None and most < finding.claimed_eps:
+        notes.append(
+            f"with all guesses right it would show eps >= {most:.3f}, so it can't refute this claim; it could at a "
+            "smaller eps or delta"
+        )
+    return notes
