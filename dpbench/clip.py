@@ -106,6 +106,27 @@ class NormalisedClip(Clip):
 
 
 @dataclass
+class PSAClip(Clip):
+    """v C/(‖v‖ + r/(‖v‖ + r)): DP-PSAC (Xia et al. 2023). Short vectors keep a bounded weight.
+
+    The weight C/(‖v‖ + r/(‖v‖ + r)) is C for a vanishing vector, at most C/(2 sqrt(r) - r), reached where
+    ‖v‖ = sqrt(r) - r, and about C/‖v‖ for a long one.
+
+    Attributes:
+        regulariser: r, in (0, 1]; 0.1 at most in the paper.
+    """
+
+    regulariser: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.regulariser <= 1, "clip.regulariser", self.regulariser, "a number in (0, 1]")
+
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        return bound / (norms + self.regulariser / (norms + self.regulariser))
+
+
+@dataclass
 class NoClip(Clip):
     """v unchanged. Without a bound there is no private release: valid for eps=inf only."""
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -25,10 +26,20 @@ class Query(Stage):
     """Chooses the points of a step from the current iterate and from what it remembers of earlier ones.
 
     Attributes:
-        most_points: how many there can be.
+        clipped_apart: whether the gradient at each point is clipped on its own instead of their mixture.
     """
 
-    most_points: ClassVar[int] = 1
+    clipped_apart: ClassVar[bool] = False
+
+    @property
+    def most_points(self) -> int:
+        """How many points there can be."""
+        return 1
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest norm of a sample's contribution, over that of one clipped vector."""
+        return 1.0
 
     def points(self, iterate: Tensor) -> list[Point]:
         """Points of the next step. Called once a step.
@@ -60,8 +71,6 @@ class TwoPoint(Query):
         gamma: length of the probe in units of the last displacement; not zero.
     """
 
-    most_points: ClassVar[int] = 2
-
     kappa: float = 0.7
     gamma: float = 0.5
 
@@ -69,6 +78,11 @@ class TwoPoint(Query):
         require(0 < self.kappa <= 1, "query.kappa", self.kappa, "a number in (0, 1]")
         require(self.gamma != 0 and math.isfinite(self.gamma), "query.gamma", self.gamma, "a finite number but 0")
         self._previous: Tensor | None = None
+
+    @property
+    @override
+    def most_points(self) -> int:
+        return 2
 
     @property
     def probe_weight(self) -> float:
@@ -97,3 +111,128 @@ class TwoPoint(Query):
     @override
     def load_state_dict(self, state: State) -> None:
         self._previous = state["previous"].clone() if state else None
+
+
+@dataclass
+class LastIterates(Query):
+    """Gradients at the last iterates, all on the current batch: per-sample momentum (DP-PMLF, Xu et al. 2025, eq. 2).
+
+    v_i = Σ_{j<k} w_j ∇f(θ_{t-j}; x_i) with w_j proportional to decay^j. Before the first iterate there is that one
+    again (start="pad", evaluated once), or nothing (start="truncate"), where normalised weights still sum to 1.
+
+    Attributes:
+        length: k >= 1, iterates in the window, the current one included.
+        decay: β in [0, 1]; 0 is the gradient at the current iterate alone.
+        normalised: whether the weights sum to 1; without, w_0 = 1 (InnerOuter, Xiao et al. 2023).
+        start: "pad" or "truncate".
+    """
+
+    length: int = 2
+    decay: float = 0.1
+    normalised: bool = True
+    start: str = "pad"
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, "query.length", self.length, "a whole number >= 1")
+        require(0 <= self.decay <= 1, "query.decay", self.decay, "a number in [0, 1]")
+        require(self.start in ("pad", "truncate"), "query.start", self.start, "pad or truncate")
+        self._history = History()
+
+    @property
+    @override
+    def most_points(self) -> int:
+        return self.length if self.decay > 0 else 1
+
+    def weights(self, available: int) -> list[float]:
+        """w_0, w_1, ..., of as many lags as can be used where so many different iterates are known."""
+        powers = [self.decay**lag for lag in range(self.most_points)]
+        if self.start == "truncate":
+            powers = powers[:available]
+        known = [*powers[: available - 1], math.fsum(powers[available - 1 :])]  # the oldest stands for those before it
+        total = math.fsum(powers) if self.normalised else 1.0
+        return [power / total for power in known]
+
+    @override
+    def points(self, iterate: Tensor) -> list[Point]:
+        if self.most_points == 1:
+            return [Point(1.0, iterate)]
+        past = self._history.push(iterate, self.most_points)
+        # The current iterate itself, not its copy: where it is the only one, the run is that of one point.
+        weights = self.weights(len(past))
+        return [Point(weight, point) for weight, point in zip(weights, [iterate, *past[1:]], strict=True)]
+
+    @override
+    def state_dict(self) -> State:
+        return self._history.state_dict()
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        self._history.load_state_dict(state)
+
+
+@dataclass
+class ApartIterates(Query):
+    """What the code published with DP-PMLF computes: Σ_j clip(∇f(θ_{t-j}; x_i)) at the lags j = 0, 2, 3, ..., k.
+
+    Each gradient is clipped on its own and none is weighted, so a sample contributes up to k times the bound of one;
+    the noise is for that. Before the first iterate there is that one again. (The code itself adds k times less noise,
+    which is a run of this with ``privacy.noise_multiplier`` k times smaller and the eps that this really spends.)
+
+    Attributes:
+        length: k >= 1, number of gradients.
+    """
+
+    clipped_apart: ClassVar[bool] = True
+
+    length: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, "query.length", self.length, "a whole number >= 1")
+        self._history = History()
+
+    @property
+    @override
+    def most_points(self) -> int:
+        return self.length
+
+    @property
+    @override
+    def sensitivity(self) -> float:
+        return float(self.length)
+
+    @override
+    def points(self, iterate: Tensor) -> list[Point]:
+        if self.length == 1:
+            return [Point(1.0, iterate)]
+        past = self._history.push(iterate, self.length + 1)
+        lagged = [past[min(lag, len(past) - 1)] for lag in range(2, self.length + 1)]
+        return [Point(1.0, iterate), *(Point(1.0, point) for point in lagged)]
+
+    @override
+    def state_dict(self) -> State:
+        return self._history.state_dict()
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        self._history.load_state_dict(state)
+
+
+class History:
+    """Copies of the last iterates, the newest first."""
+
+    def __init__(self) -> None:
+        self._iterates: list[Tensor] = []
+
+    def push(self, iterate: Tensor, length: int) -> list[Tensor]:
+        """Add an iterate; returns up to `length` of the last ones, valid until the next push."""
+        oldest = self._iterates.pop() if len(self._iterates) == length else torch.empty_like(iterate)
+        self._iterates.insert(0, oldest.copy_(iterate))
+        return self._iterates
+
+    def state_dict(self) -> State:
+        """The iterates."""
+        return {"iterates": [iterate.clone() for iterate in self._iterates]}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        self._iterates = [iterate.clone() for iterate in state["iterates"]]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,14 +19,28 @@ from dpbench.privacy.plan import Release
 from dpbench.query import Query
 from dpbench.stage import State
 from dpbench.threshold import Threshold
+from dpbench.update import tell, update
+
+
+class Recorder(Protocol):
+    """Sees the gradients of every step, vectors of shape (d,) that it may not keep but by copying."""
+
+    def unnoised(self, gradient: Tensor) -> None:
+        """The clipped sum over the expected batch size, before noise."""
+
+    def private(self, gradient: Tensor) -> None:
+        """g_t."""
 
 
 class PrivateStep:
     """One step of any method: the data are used left of g_t and never after it.
 
     g_t = (Σ_i clip(Σ_j w_j ∇f(θ_j; x_i)) + N(0, (z s_t Δ_t)² I)) / E[B], where z is the noise multiplier, s_t the
-    relative scale of the noise, Δ_t the sensitivity that the clip promises at threshold C_t, and E[B] the expected
+    relative scale of the noise, Δ_t the sensitivity that query and clip promise at threshold C_t, and E[B] the expected
     batch size. The division by E[B] uses no data. Each release is in the ledger before it is used.
+
+    Attributes:
+        recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
     """
 
     def __init__(
@@ -52,6 +68,7 @@ class PrivateStep:
         self.expected_batch = expected_batch
         self.ledger = ledger
         self.noise_source, self.side_source = noise_source, side_source
+        self.recorder: Recorder | None = None
         self.steps = 0
         self._noise = torch.empty_like(gradients.flat.vector)
 
@@ -85,29 +102,54 @@ class PrivateStep:
         """
         threshold = self.threshold.value(self.steps)
         found = yield self.request(batch, threshold)
+        self.reveal(found.total)
         private_gradient = self.release(found, threshold).div_(self.expected_batch)
         # Right of here: post-processing. Nothing below touches the batch.
-        self.gradients.flat.set_gradient(self.filter.apply(private_gradient))
-        self.optimizer.step()
+        if self.recorder is not None:
+            self.recorder.private(private_gradient)
+        update(
+            self.gradients.flat, private_gradient, self.noise_std(self.steps, threshold), self.filter, self.optimizer
+        )
         self.steps += 1
         return found.losses
 
     def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
         """What is asked of the gradients: Σ_i clip(G_i)."""
         points = self.query.points(self.gradients.flat.vector)
-        return Request(self.gradients, points, batch, lambda norms: self.clip.factors(norms, threshold))
+        factors = partial(self.clip.factors, threshold=threshold)
+        return Request(self.gradients, points, batch, factors, apart=self.query.clipped_apart)
+
+    def sensitivity(self, threshold: float) -> float:
+        """Δ_t: largest change of the clipped sum when one sample is added or removed."""
+        return self.query.sensitivity * self.clip.sensitivity(threshold)
+
+    def noise_std(self, step: int, threshold: float) -> float:
+        """Standard deviation of the noise in each coordinate of g_t; public."""
+        multiplier = self.noise_multiplier * self.noise.scale(step)
+        return multiplier * self.sensitivity(threshold) / self.expected_batch if multiplier > 0 else 0.0
+
+    def reveal(self, clipped_sum: Tensor) -> None:
+        """Show the un-noised sum to a recorder, and its norm to an optimizer that declares it reads it.
+
+        The one way past the noise: what comes of it is not covered by the ledger. No run goes it unless it is asked
+        to by name (a recorder, or ``optim.uncertified=true``).
+        """
+        if self.recorder is not None:
+            self.recorder.unnoised(clipped_sum / self.expected_batch)
+        if any("unnoised_norm" in group for group in self.optimizer.param_groups):
+            tell(self.optimizer, unnoised_norm=float(clipped_sum.norm()) / self.expected_batch)
 
     def release(self, found: Clipped, threshold: float) -> Tensor:
         """The clipped sum with its noise, in place, and what the threshold asks for beside it; both in the ledger."""
         multiplier = self.noise_multiplier * self.noise.scale(self.steps)
         self.ledger.record(Release(self.sampling_rate, multiplier, self.threshold.beside))
-        deviation = multiplier * self.clip.sensitivity(threshold) if multiplier > 0 else 0.0
         if self.threshold.beside:
             self.threshold.observe(found.norms)
-            weight = len(found.total) * (deviation / (self.expected_batch * threshold)) ** 2
-            self.threshold.release(self.side_source if multiplier > 0 else None, weight)
+            error_weight = len(found.total) * (self.noise_std(self.steps, threshold) / threshold) ** 2
+            self.threshold.release(self.side_source if multiplier > 0 else None, error_weight)
         if multiplier > 0:
-            found.total.add_(self.noise.draw(self._noise, self.noise_source), alpha=deviation)
+            noise = self.noise.draw(self._noise, self.noise_source)
+            found.total.add_(noise, alpha=multiplier * self.sensitivity(threshold))
         return found.total
 
     def state_dict(self) -> State:

@@ -298,6 +298,7 @@ OPTIONS = sorted(f"{path.parent.name}={path.stem}" for path in CONF.glob("*/*.ya
 # What an option needs besides itself.
 NEEDS = {
     "clip=none": ["eps=inf"],
+    "optim=adagrad_norm_uncertified": ["optim.uncertified=true"],
     "model=cnn5": ["dataset=mnist"],
     "model=cnn_small": ["dataset=mnist"],
 }

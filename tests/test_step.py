@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
+from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, PSAClip, ThresholdClip
 from dpbench.filters import Identity
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
@@ -28,6 +28,8 @@ CLIPS = [
     AutomaticClip(stabiliser=0.0, scope="per_layer"),
     NormalisedClip(),
     NormalisedClip(scope="per_layer"),
+    PSAClip(),
+    PSAClip(regulariser=1e-3, scope="per_layer"),
 ]
 
 

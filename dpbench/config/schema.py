@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from dpbench import clip, filters, noise, optim, query, threshold
+from dpbench import averaging, clip, filters, noise, optim, query, threshold
 from dpbench.config.privacy import Privacy
 from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError, require
@@ -94,6 +94,8 @@ class RunConfig:
         micro_batch: samples whose gradients are computed at once; null chooses what fits into memory.
         precision: float32, or bfloat16 to run the model under autocast; norms, sums and noise stay in float32.
         channels_last: memory layout of images; a GPU may prefer it.
+        record_coordinates: so many coordinates of the gradients of all steps, chosen at random, are kept before and
+            after noise in gradients.npz, which is not private; 0 for none.
         results_dir: folder of the records.
         seeds: train these in one process; the command line sets it, in place of `seed`.
         fuse_seeds: whether they share their passes: "auto" (where that is faster), true or false.
@@ -110,6 +112,7 @@ class RunConfig:
     micro_batch: int | None = None
     precision: str = "float32"
     channels_last: bool = False
+    record_coordinates: int = 0
     results_dir: str = MISSING
     seeds: list[int] | None = None
     fuse_seeds: Any = "auto"
@@ -123,6 +126,7 @@ class RunConfig:
     filter: filters.Filter = MISSING
     optim: optim.Optimizer = MISSING
     schedule: schedules.Schedule = MISSING
+    averaging: averaging.Averaging = MISSING
     dataset: ImageDataset = MISSING
     augmentation: Augmentation = MISSING
     model: Model = MISSING
@@ -149,6 +153,8 @@ class RunConfig:
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         self._check_crop()
+        kept = self.record_coordinates
+        require(kept >= 0, "record_coordinates", kept, "a whole number >= 0")
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
         require(self.fuse_seeds in ("auto", True, False), "fuse_seeds", self.fuse_seeds, "auto, true or false")
         if isinstance(self.clip, clip.NoClip) and self.eps < math.inf:
@@ -164,7 +170,43 @@ class RunConfig:
                 value=self.privacy.noise_multiplier,
             )
         self.model.check(self.dataset)
-        self.threshold.prepare(Course(self.steps, self.batch_size, partial(self.schedule.factor, steps=self.steps)))
+        self._check_stages()
+        course = Course(self.steps, self.batch_size, partial(self.schedule.factor, steps=self.steps))
+        self.noise.prepare(course)
+        self.threshold.prepare(course)
+
+    def _check_stages(self) -> None:
+        """Refuse stages that do not go together, or whose privacy is not proven and has not been waived."""
+        smooths = isinstance(self.filter, filters.OnlineFIR | filters.Designed) or (
+            isinstance(self.filter, filters.RecursiveLowPass) and len(self.filter.a) + len(self.filter.b) > 1
+        )
+        if smooths and isinstance(self.optim, optim.Adam) and self.optim.beta1 > 0:
+            raise UserError(
+                "a low-pass filter takes the place of Adam's first moment and is not put before it; use "
+                "optim=filtered_adam, or optim.beta1=0",
+                field="optim.beta1",
+                value=self.optim.beta1,
+            )
+        adaptive = isinstance(self.optim, optim.AdaGradNorm)
+        if adaptive and isinstance(self.noise, noise.StepSizeNoise):
+            raise UserError(
+                "AdaGrad-Norm's step sizes are not known before training, when the noise is planned; use noise=growing",
+                field="noise",
+                value="step_size",
+            )
+        unproven = isinstance(self.optim, optim.UncertifiedAdaGradNorm) and not self.optim.uncertified
+        if unproven and self.eps < math.inf:
+            raise UserError(
+                "its step size is made of un-noised gradients, which no proof of the run's eps covers; set it to true "
+                "to run it all the same, or use optim=adagrad_norm",
+                field="optim.uncertified",
+                value="false",
+            )
+
+    @property
+    def certified(self) -> bool:
+        """Whether what the ledger records is all that the run reveals, so that its eps is proven."""
+        return not isinstance(self.optim, optim.UncertifiedAdaGradNorm)
 
     def _check_crop(self) -> None:
         smaller = min(self.dataset.height, self.dataset.width)
@@ -221,21 +263,31 @@ class RunConfig:
 
 # Group and option of every schema, as YAML files name them in `/schema/<group>: <option>`.
 SCHEMAS: dict[str, dict[str, type]] = {
-    "query": {"one_point": query.OnePoint, "two_point": query.TwoPoint},
+    "query": {
+        "one_point": query.OnePoint,
+        "two_point": query.TwoPoint,
+        "last_iterates": query.LastIterates,
+        "apart_iterates": query.ApartIterates,
+    },
     "clip": {
         "threshold": clip.ThresholdClip,
         "automatic": clip.AutomaticClip,
         "normalised": clip.NormalisedClip,
+        "psac": clip.PSAClip,
         "none": clip.NoClip,
     },
     "threshold": {
         "fixed": threshold.FixedThreshold,
+        "decay": threshold.DecayingThreshold,
         "percentile": threshold.PercentileThreshold,
         "expected_error": threshold.ExpectedErrorThreshold,
         "quantile": threshold.QuantileThreshold,
     },
     "noise": {
         "constant": noise.ConstantNoise,
+        "step_size": noise.StepSizeNoise,
+        "growing": noise.GrowingNoise,
+        "decay": noise.DecayingNoise,
         "disk_released": noise.DiskReleasedNoise,
         "understated": noise.UnderstatedNoise,
     },
@@ -243,14 +295,27 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "identity": filters.Identity,
         "exponential": filters.Exponential,
         "recursive": filters.RecursiveLowPass,
+        "butterworth": filters.Butterworth,
+        "chebyshev": filters.Chebyshev,
+        "online_fir": filters.OnlineFIR,
     },
-    "optim": {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW},
+    "optim": {
+        "sgd": optim.SGD,
+        "adam": optim.Adam,
+        "adamw": optim.AdamW,
+        "filtered_adam": optim.FilteredAdam,
+        "adambc": optim.AdamBC,
+        "galore": optim.GaLore,
+        "adagrad_norm": optim.AdaGradNorm,
+        "adagrad_norm_uncertified": optim.UncertifiedAdaGradNorm,
+    },
     "schedule": {
         "constant": schedules.Constant,
         "cosine": schedules.Cosine,
         "inverse_sqrt": schedules.InverseSqrt,
         "sqrt_decay": schedules.SqrtDecay,
     },
+    "averaging": {"none": averaging.Averaging, "exponential": averaging.ExponentialAveraging},
     "dataset": {"images": ImageDataset},
     "augmentation": {"augmentation": Augmentation},
     "model": {"linear": Linear, "mlp": MLP, "cnn5": CNN5, "cnn_small": SmallCNN, "wide_resnet": WideResNet},

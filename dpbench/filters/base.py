@@ -14,6 +14,9 @@ from dpbench.stage import Stage
 class Filter(Stage):
     """Maps the private gradients of all steps so far to the gradient the optimizer gets."""
 
+    def expect(self, noise_std: float) -> None:
+        """Learn the standard deviation of the noise in each coordinate of the next gradient, which is public."""
+
     def apply(self, gradient: Tensor) -> Tensor:
         """Filtered gradient of this step.
 

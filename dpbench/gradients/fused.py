@@ -165,7 +165,8 @@ class FusedGradients(PerSampleGradients):
     def _add(self, pieces: list[tuple[_Share, MicroBatch]]) -> bool:
         """Add the sums of these micro-batches to what the runs have; False if fewer rows at once must be tried."""
         weights = {tuple(point.weight for point in share.request.points) for share, _ in pieces}
-        if len(pieces) > 1 and len(weights) == 1:
+        apart = any(share.request.apart for share, _ in pieces)
+        if len(pieces) > 1 and len(weights) == 1 and not apart:
             try:
                 together = self._together(pieces)
             except Exception as error:

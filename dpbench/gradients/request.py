@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from dpbench.gradients.clipped import Clipped
+from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.query import Point
 
@@ -23,13 +24,22 @@ class Request(NamedTuple):
         points: the iterates.
         batch: the logical batch, which can be read once.
         factors: of the norms.
+        apart: sum the clipped gradients of the points, each clipped by itself, rather than clip their sum.
     """
 
     gradients: PerSampleGradients
     points: Sequence[Point]
     batch: Iterable[MicroBatch]
     factors: Callable[[Tensor], Tensor]
+    apart: bool = False
 
     def alone(self) -> Clipped:
-        """The clipped sum, computed without regard to other runs."""
-        return self.gradients.clipped_sum(self.points, self.batch, self.factors)
+        """The clipped sum, computed without regard to other runs; losses and norms of the first point if apart."""
+        if not self.apart:
+            return self.gradients.clipped_sum(self.points, self.batch, self.factors)
+        running = Running(self.gradients.flat.vector)
+        for micro_batch in self.batch:
+            found = [self.gradients.clipped_sum([point], [micro_batch], self.factors) for point in self.points]
+            total = torch.stack([part.total for part in found]).sum(0)
+            running.add(found[0]._replace(total=total))
+        return running.clipped()

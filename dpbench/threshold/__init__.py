@@ -1,7 +1,14 @@
 """The clipping threshold C_t."""
 
-from dpbench.threshold.base import FixedThreshold, Threshold
+from dpbench.threshold.base import DecayingThreshold, FixedThreshold, Threshold
 from dpbench.threshold.histogram import ExpectedErrorThreshold, PercentileThreshold
 from dpbench.threshold.quantile import QuantileThreshold
 
-__all__ = ["ExpectedErrorThreshold", "FixedThreshold", "PercentileThreshold", "QuantileThreshold", "Threshold"]
+__all__ = [
+    "DecayingThreshold",
+    "ExpectedErrorThreshold",
+    "FixedThreshold",
+    "PercentileThreshold",
+    "QuantileThreshold",
+    "Threshold",
+]

@@ -61,3 +61,30 @@ class FixedThreshold(Threshold):
     @override
     def value(self, step: int) -> float:
         return self.norm
+
+
+@dataclass
+class DecayingThreshold(Threshold):
+    """C_t = C_0 decay^(t/T): the threshold of dynamic DP-SGD (Du et al. 2021).
+
+    Attributes:
+        norm: C_0.
+        decay: threshold that step T would have, over C_0, in (0, 1].
+    """
+
+    norm: float = 1.0
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 < self.decay <= 1, "threshold.decay", self.decay, "a number in (0, 1]")
+        ends = 1e-30 / self.decay
+        require(ends <= self.norm <= 1e30, "threshold.norm", self.norm, f"a number from {ends:g} to 1e30")
+        self._steps = 1
+
+    @override
+    def prepare(self, course: Course) -> None:
+        self._steps = course.steps
+
+    @override
+    def value(self, step: int) -> float:
+        return float(self.norm * self.decay ** (step / self._steps))

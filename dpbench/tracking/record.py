@@ -39,12 +39,12 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file as a whole: a reader sees the old text or the new one, never a part."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old content or the new one, never a part."""
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
         os.chmod(part, 0o644)
         os.replace(part, path)
     except BaseException:
@@ -136,6 +136,10 @@ class RunRecord:
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""
         write_atomically(self._working / name, json.dumps(jsonable(content), indent=2) + "\n")
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file that is no text."""
+        write_atomically(self._working / name, content)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
+from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
 from dpbench.training.micro_batch import fitting_micro_batch
 from dpbench.training.randomness import generator, global_stream
@@ -33,11 +35,13 @@ class Assembly:
     Attributes:
         model: on its device, in training mode.
         step: the private step that trains it.
+        averaging: of the iterates, for evaluation.
         micro_batch: samples held at once.
     """
 
     model: nn.Module
     step: PrivateStep
+    averaging: Averaging
     micro_batch: int
 
 
@@ -87,4 +91,8 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         # A generator of its own: what is drawn beside the gradient's noise leaves that as it would be without.
         side_source=_noise(config, "side", device),
     )
-    return Assembly(model, step, config.micro_batch or fitting_micro_batch(config, model, gradients))
+    if config.record_coordinates:
+        chosen = generator(config.seed, "recording", device)
+        step.recorder = GradientRecorder.at_random(len(flat), config.record_coordinates, chosen)
+    micro_batch = config.micro_batch or fitting_micro_batch(config, model, gradients)
+    return Assembly(model, step, deepcopy(config.averaging), micro_batch)

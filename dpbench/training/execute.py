@@ -16,6 +16,7 @@ from dpbench.config import Job, config_hash, resolved
 from dpbench.data import Splits
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
+from dpbench.spectra import GradientRecorder
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable
@@ -159,6 +160,8 @@ class _Execution:
                 summary = self._summary(ledger, parts.step.noise_multiplier)
                 self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
                 self.record.write("summary.json", summary)
+                if isinstance(parts.step.recorder, GradientRecorder):
+                    self.record.write_bytes("gradients.npz", parts.step.recorder.archive())
                 wall = round(time.perf_counter() - start, 3)
                 self.record.write("provenance.json", {**origin, "wall_seconds": wall})
                 recorded = status
@@ -212,7 +215,7 @@ class _Execution:
             "eps": ledger.epsilon(),
             "target_eps": config.eps,
             "delta": config.delta_value,
-            "private": math.isfinite(config.eps),
+            "private": math.isfinite(config.eps) and config.certified,
             "clipped": math.isfinite(config.clip.sensitivity(1.0)),
             "accountant": ledger.accountant,
             "sampler": config.privacy.sampler,

@@ -80,7 +80,7 @@ def train(
     augmenting = generator(config.seed, "augmentation", device, run)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     sampler = make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws)
-    optimizer = parts.step.optimizer
+    optimizer, flat = parts.step.optimizer, parts.step.gradients.flat
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     seen = 0
     start = time.perf_counter()
@@ -94,9 +94,11 @@ def train(
         )
         loss_sum += losses.sum().double()
         seen += len(losses)
+        parts.averaging.update(flat.vector)
         on_step(step)
         if step % config.evaluate_every == 0 or step == config.steps:
-            test = evaluate(parts.model, splits.test)
+            with flat.at(parts.averaging.average(flat.vector)):
+                test = evaluate(parts.model, splits.test)
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,

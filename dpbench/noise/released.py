@@ -1,42 +1,14 @@
-"""Stage 3, noise: the relative scale s_t of the noise of each step, and its correlation in time."""
+"""Noise as published code has it, where that is not what its accountant takes it for."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
-from dpbench.privacy.gaussian import GaussianSource
-from dpbench.stage import Stage
-
-
-@dataclass
-class Noise(Stage):
-    """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity."""
-
-    def scale(self, step: int) -> float:
-        """Relative scale s_t; must be known before training, for the plan is made of it."""
-        raise NotImplementedError
-
-    def claimed_scale(self, step: int) -> float:
-        """The scale that a publication's accountant takes it for; differs from `scale` where noise is understated."""
-        return self.scale(step)
-
-    def draw(self, out: Tensor, source: GaussianSource) -> Tensor:
-        """Fill `out`, shape (d,), with this step's noise at unit variance and return it."""
-        return source.fill(out)
-
-
-@dataclass
-class ConstantNoise(Noise):
-    """The same scale at every step, independent in time."""
-
-    @override
-    def scale(self, step: int) -> float:
-        return 1.0
+from dpbench.noise.base import Noise
 
 
 @dataclass

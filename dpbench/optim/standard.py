@@ -1,4 +1,4 @@
-"""Stage 5, optimizer: ĝ_t → θ_{t+1}. torch's own optimizers; never sees data."""
+"""torch's own optimizers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,7 @@ import torch
 from typing_extensions import override
 
 from dpbench.errors import require
-
-
-@dataclass
-class Optimizer:
-    """Hyper-parameters of an optimizer; `build` makes it for given parameters.
-
-    Attributes:
-        lr: learning rate; the schedule multiplies it.
-        weight_decay: coefficient of the penalty on weights.
-    """
-
-    lr: float = 0.1
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        require(0 < self.lr < float("inf"), "optim.lr", self.lr, "a finite number > 0")
-        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "a number >= 0")
-
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over these parameters."""
-        raise NotImplementedError
+from dpbench.optim.base import Optimizer
 
 
 @dataclass

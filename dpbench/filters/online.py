@@ -1,0 +1,84 @@
+"""A finite filter whose taps are estimated while training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import require
+from dpbench.filters.base import Filter
+from dpbench.stage import State
+
+
+@dataclass
+class OnlineFIR(Filter):
+    """ĝ_t = Σ_τ b_τ g_{t-τ} with b_τ = c_τ/Σ_s c_s, c_τ the auto-correlation at lag τ (DOPPLER, sec. 5.3).
+
+    c_τ is estimated from private gradients and the known noise alone, as the quotient of the running means of
+    ⟨g_t, g_{t-τ}⟩ - max(‖g_{t-τ}‖² - dσ², 0)/2 and of max(‖g_t‖² - dσ², smallest), so it costs no privacy. c_0 = 1/2 by
+    definition, and a negative estimate counts as 0. Until `lags` gradients are known those there are share the weight.
+
+    Attributes:
+        lags: n_b >= 0, number of past gradients used and kept.
+        smallest: ε_1 > 0, least squared norm that a gradient is taken to have.
+    """
+
+    lags: int = 4
+    smallest: float = 1e-3
+
+    def __post_init__(self) -> None:
+        require(self.lags >= 0, "filter.lags", self.lags, "a whole number >= 0")
+        require(self.smallest > 0, "filter.smallest", self.smallest, "a number > 0")
+        self._noise_variance = 0.0
+        self._past: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...
+        self._signals: list[float] = []  # max(|g|² - dσ², 0) of each
+        self._products = [0.0] * self.lags  # sums over steps, for τ = 1, 2, ...
+        self._powers = [0.0] * self.lags
+
+    @override
+    def expect(self, noise_std: float) -> None:
+        self._noise_variance = noise_std**2
+
+    def correlations(self) -> list[float]:
+        """Estimates of c_0, c_1, ..., at least 0."""
+        later = zip(self._products, self._powers, strict=True)
+        return [0.5, *(max(product / power, 0.0) if power > 0 else 0.0 for product, power in later)]
+
+    def taps(self) -> list[float]:
+        """b_0, b_1, ..., which sum to 1."""
+        correlations = self.correlations()
+        return [c / sum(correlations) for c in correlations]
+
+    @override
+    def apply(self, gradient: Tensor) -> Tensor:
+        power = float(gradient.square().sum()) - gradient.numel() * self._noise_variance
+        for lag, (past, signal) in enumerate(zip(self._past, self._signals, strict=True)):
+            self._products[lag] += float(gradient @ past) - signal / 2
+            self._powers[lag] += max(power, self.smallest)
+        taps = self.taps()[: 1 + len(self._past)]
+        filtered = gradient * (taps[0] / sum(taps))
+        for tap, past in zip(taps[1:], self._past, strict=True):
+            filtered.add_(past, alpha=tap / sum(taps))
+        if self.lags:
+            oldest = self._past.pop() if len(self._past) == self.lags else gradient.new_empty(gradient.shape)
+            self._past.insert(0, oldest.copy_(gradient))
+            self._signals = [max(power, 0.0), *self._signals][: self.lags]
+        return filtered
+
+    @override
+    def state_dict(self) -> State:
+        return {
+            "past": [value.clone() for value in self._past],
+            "signals": list(self._signals),
+            "products": list(self._products),
+            "powers": list(self._powers),
+        }
+
+    @override
+    def load_state_dict(self, state: State) -> None:
+        self._past = [value.clone() for value in state["past"]]
+        self._signals = list(state["signals"])
+        self._products = list(state["products"])
+        self._powers = list(state["powers"])

@@ -1,0 +1,83 @@
+"""Noise whose scale changes from step to step, by a plan made before training; independent in time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from dpbench.errors import UserError, require
+from dpbench.noise.base import Noise
+from dpbench.stage import Course
+
+
+@dataclass
+class StepSizeNoise(Noise):
+    """s_t = 1/sqrt(η_t) for step sizes η_t known before training: ADP-SGD (Wu et al. 2021, α_t² = b_t = 1/η_t).
+
+    Of all scales at the same Σ 1/s_t² these let the least noise into the parameters. Any multiple of them is the same
+    method, since the noise multiplier is solved for afterwards; so only the schedule counts, not ``optim.lr``.
+    """
+
+    def __post_init__(self) -> None:
+        self._course: Course | None = None
+
+    @override
+    def prepare(self, course: Course) -> None:
+        if not min(course.rate(step) for step in range(course.steps)) > 0:
+            raise UserError("noise=step_size needs a learning rate > 0 at every step; choose another schedule")
+        self._course = course
+
+    @override
+    def scale(self, step: int) -> float:
+        if self._course is None:
+            raise RuntimeError("prepare() was not called")
+        return 1 / math.sqrt(self._course.rate(step))
+
+
+@dataclass
+class GrowingNoise(Noise):
+    """s_t = (start + (t + 1) growth)^(1/4): ADP-SGD with AdaGrad-Norm steps (Wu et al. 2021, t = 0..T-1 here).
+
+    AdaGrad-Norm's b_t², of which s_t⁴ would have to be the value, depends on the data; this is a guess of it made
+    before training.
+
+    Attributes:
+        start: b_0² > 0; 20 in the paper.
+        growth: C >= 0, guess of what each step adds; 1e-5 to 1 in the paper.
+    """
+
+    start: float = 20.0
+    growth: float = 1e-4
+
+    def __post_init__(self) -> None:
+        require(0 < self.start < math.inf, "noise.start", self.start, "a finite number > 0")
+        require(0 <= self.growth < math.inf, "noise.growth", self.growth, "a finite number >= 0")
+
+    @override
+    def scale(self, step: int) -> float:
+        return float((self.start + (step + 1) * self.growth) ** 0.25)
+
+
+@dataclass
+class DecayingNoise(Noise):
+    """s_t = decay^(t/T): the noise of dynamic DP-SGD (Du et al. 2021), whose μ_t = μ_0 decay^(-t/T) is Δ_t/noise.
+
+    Attributes:
+        decay: scale that step T would have, over that of step 0, in (0, 1].
+    """
+
+    decay: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 < self.decay <= 1, "noise.decay", self.decay, "a number in (0, 1]")
+        self._steps = 1
+
+    @override
+    def prepare(self, course: Course) -> None:
+        self._steps = course.steps
+
+    @override
+    def scale(self, step: int) -> float:
+        return float(self.decay ** (step / self._steps))
