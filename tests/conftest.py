@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import run
+from helpers import accept_made_up_files
 
 # The models are tiny: more threads only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -47,6 +48,12 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every configuration samples alike and draws the same noise, so that two of them can be compared exactly."""
     for module in ("assemble", "loop"):
         monkeypatch.setattr(f"dpbench.training.{module}.config_hash", lambda _: "")
+
+
+@pytest.fixture
+def made_up_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of data sets that are there count as whole."""
+    accept_made_up_files(monkeypatch)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli import CONF, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
+from helpers import accept_made_up_files
 from rich.console import Console
 
 from dpbench.config import compose_jobs, config_hash
@@ -151,6 +152,7 @@ def mnist(root: Path, *, train: int = 60, missing_bytes: int = 0, last_label: in
     return f"data.root={root}"
 
 
+@pytest.mark.usefixtures("made_up_files")
 def test_a_well_formed_copy_of_a_data_set_trains(tmp_path):
     outcome = run(tmp_path / "results", *MNIST, mnist(tmp_path / "data"))
     assert (outcome.code, outcome.err) == (0, "")
@@ -185,6 +187,7 @@ def refused(request, tmp_path_factory) -> tuple[Outcome, str, str]:
     command, typed, allowed = LATE[request.param]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 0)
+        accept_made_up_files(patch)
         return command(tmp_path_factory.mktemp("refused")), typed, allowed
 
 

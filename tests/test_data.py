@@ -1,14 +1,25 @@
+import hashlib
 import os
 import pickle
+import shutil
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from scipy.io import savemat
 
-from dpbench.config import compose_jobs
+from dpbench.config import compose_jobs, conf_folder
 from dpbench.data import Split
+from dpbench.data.__main__ import main as catalogue_main
+from dpbench.data.catalogue import SOURCES
+from dpbench.data.image_sources import IMAGES
+from dpbench.data.sources import File, FileSource
 from dpbench.errors import UserError
 
 
@@ -83,12 +94,8 @@ def write_cifar100(root, sizes=(20, 10)):
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
 
 
-@pytest.fixture
-def any_checksum(monkeypatch):
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-
-
-def test_cifar100_is_read_from_its_layout(tmp_path, any_checksum):
+@pytest.mark.usefixtures("made_up_files")
+def test_cifar100_is_read_from_its_layout(tmp_path):
     write_cifar100(tmp_path)
     declared = dataset("cifar100", *SMALL)
     splits = declared.load(tmp_path, download=False)
@@ -96,13 +103,15 @@ def test_cifar100_is_read_from_its_layout(tmp_path, any_checksum):
     assert splits.test.labels.tolist() == list(range(10))
 
 
-def test_too_few_images_are_damage(tmp_path, any_checksum):
+@pytest.mark.usefixtures("made_up_files")
+def test_too_few_images_are_damage(tmp_path):
     write_cifar100(tmp_path)
     with pytest.raises(UserError, match=r"dataset=cifar100: the training split has images of shape \(20, 3, 32, 32\)"):
         dataset("cifar100").load(tmp_path, download=False)
 
 
-def test_label_outside_the_classes_is_damage(tmp_path, any_checksum):
+@pytest.mark.usefixtures("made_up_files")
+def test_label_outside_the_classes_is_damage(tmp_path):
     write_cifar100(tmp_path)
     declared = dataset(
         "cifar100", "dataset.train_size=20", "dataset.test_size=10", "dataset.classes=15", "batch_size=5"
@@ -111,21 +120,192 @@ def test_label_outside_the_classes_is_damage(tmp_path, any_checksum):
         declared.load(tmp_path, download=False)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
-def test_missing_data_say_where_to_get_them(name, tmp_path):
-    with pytest.raises(UserError, match=f"dataset={name}: no complete copy under .*data.download=true.*DPBENCH_DATA"):
+def write_svhn(root, sizes=(20, 10)):
+    """MATLAB files as the authors give them: pixels (H, W, C, N), labels (N, 1) with 10 for the digit 0."""
+    pixels = []
+    for name, size in zip(("train", "test"), sizes, strict=True):
+        pixels.append(np.random.default_rng(size).integers(0, 256, (32, 32, 3, size), dtype=np.uint8))
+        labels = (np.arange(size, dtype=np.uint8) % 10 + 1)[:, None]
+        (root / "svhn").mkdir(parents=True, exist_ok=True)
+        savemat(root / "svhn" / f"{name}_32x32.mat", {"X": pixels[-1], "y": labels})
+    return pixels
+
+
+@pytest.mark.usefixtures("made_up_files")
+def test_svhn_is_read_from_its_layout(tmp_path):
+    train, test = write_svhn(tmp_path)
+    splits = dataset("svhn", *SMALL).load(tmp_path, download=False)
+    assert splits.train.labels.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0] * 2
+    assert splits.test.images.shape == (10, 3, 32, 32)
+    for channel, row, column, index in ((0, 3, 30, 7), (2, 31, 0, 9)):
+        assert splits.train.images[index, channel, row, column] == train[row, column, channel, index]
+        assert splits.test.images[index, channel, row, column] == test[row, column, channel, index]
+
+
+# Files that are missing or damaged
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("mnist", "MNIST/raw/train-images-idx3-ubyte"),
+        ("fashion_mnist", "FashionMNIST/raw/train-images-idx3-ubyte"),
+        ("cifar10", "cifar-10-batches-py/data_batch_1"),
+        ("cifar100", "cifar-100-python/train"),
+        ("svhn", "svhn/train_32x32.mat"),
+    ],
+)
+def test_missing_data_say_which_file_and_where_to_get_it(name, file, tmp_path):
+    message = rf"dataset={name}: no complete copy under .*\({file} is missing\).*data.download=true.*DPBENCH_DATA"
+    with pytest.raises(UserError, match=message) as caught:
         dataset(name).load(tmp_path, download=False)
-
-
-def test_a_truncated_file_is_one_sentence(tmp_path, data_root):
-    source = data_root("mnist") / "MNIST" / "raw"
-    target = tmp_path / "MNIST" / "raw"
-    target.mkdir(parents=True)
-    for file in source.iterdir():
-        os.symlink(file.resolve(), target / file.name)
-    images = target / "train-images-idx3-ubyte"
-    images.unlink()
-    images.write_bytes((source / images.name).read_bytes()[:1_000_000])
-    with pytest.raises(UserError, match=r"dataset=mnist: can't be read from data.root=") as caught:
-        dataset("mnist").load(tmp_path, download=False)
     assert "\n" not in str(caught.value)
+
+
+def copy_of_mnist(source, target):
+    """A data root whose files are links, but for the training images."""
+    (target / "MNIST" / "raw").mkdir(parents=True)
+    for file in (source / "MNIST" / "raw").iterdir():
+        os.symlink(file.resolve(), target / "MNIST" / "raw" / file.name)
+    images = target / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    content = images.read_bytes()
+    images.unlink()
+    return images, content
+
+
+def test_truncated_and_corrupt_files_are_one_sentence(tmp_path, data_root):
+    images, content = copy_of_mnist(data_root("mnist"), tmp_path)
+    flipped = bytearray(content)
+    flipped[1_000_000] ^= 1
+    for damaged, complaint in (
+        (content[:1_000_000], "has 1,000,000 bytes instead of 47,040,016"),
+        (bytes(flipped), "is corrupt (another MD5 sum than 6bbc9ace898e44ae57da46a324031adb)"),
+    ):
+        images.write_bytes(damaged)
+        for download in (False, True):
+            with pytest.raises(UserError) as caught:
+                dataset("mnist").load(tmp_path, download=download)
+            want = (
+                f"MNIST/raw/train-images-idx3-ubyte {complaint} under data.root={tmp_path}; delete it and fetch it anew"
+            )
+            assert str(caught.value) == f"dataset=mnist: {want}"
+
+
+def test_one_missing_file_of_several_is_named(tmp_path, data_root):
+    copy_of_mnist(data_root("mnist"), tmp_path)
+    with pytest.raises(UserError, match=r"\(MNIST/raw/train-images-idx3-ubyte is missing\)"):
+        dataset("mnist").load(tmp_path, download=False)
+
+
+def test_what_is_missing_is_fetched_if_asked(tmp_path, monkeypatch):
+    """The network is one that these tests make up; the sums of its files are those the source then knows."""
+    sizes = (20, 10)
+    write_svhn(tmp_path / "origin", sizes)
+    names = ("svhn/train_32x32.mat", "svhn/test_32x32.mat")
+    sums = [hashlib.md5((tmp_path / "origin" / name).read_bytes()).hexdigest() for name in names]
+    files = tuple(File(name, md5) for name, md5 in zip(names, sums, strict=True))
+    monkeypatch.setitem(IMAGES, "svhn", replace(IMAGES["svhn"], files=files))
+    monkeypatch.setattr("torchvision.datasets.svhn.check_integrity", lambda path, _: Path(path).exists())
+    fetched = []
+
+    def download(url, root, filename, md5):
+        fetched.append(filename)
+        Path(root).mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "origin" / "svhn" / filename, root)
+
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", download)
+    declared = dataset("svhn", *SMALL)
+    for _ in range(2):
+        splits = declared.load(tmp_path / "root", download=True)
+        assert len(splits.train), len(splits.test) == sizes
+    assert sorted(fetched) == ["test_32x32.mat", "train_32x32.mat"]
+
+
+def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", fail)
+    with pytest.raises(UserError, match=r"dataset=svhn: can't be fetched to data.root=.*URLError.*no route") as caught:
+        dataset("svhn").load(tmp_path, download=True)
+    assert "\n" not in str(caught.value)
+
+
+# The catalogue
+
+
+def test_declarations_agree_with_the_catalogue():
+    options = {path.stem for path in (conf_folder() / "dataset").glob("*.yaml")}
+    assert options >= set(IMAGES) <= set(SOURCES)
+    for name in IMAGES:
+        declared = dataset(name)
+        assert (declared.train_size, declared.test_size) == (SOURCES[name].train, SOURCES[name].test)
+
+
+def test_sums_are_torchvisions():
+    known = {md5 for _, _, md5 in torchvision.datasets.SVHN.split_list.values()}
+    for kind in (torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100):
+        known |= {md5 for _, md5 in kind.train_list + kind.test_list} | {kind.meta["md5"]}
+    for name in ("cifar10", "cifar100", "svhn"):
+        assert {file.md5 for file in IMAGES[name].files} <= known
+
+
+def listed(*arguments):
+    out = StringIO()
+    with redirect_stdout(out):
+        code = catalogue_main(list(arguments))
+    return code, out.getvalue()
+
+
+def line_of(text, name):
+    return next(line.rstrip() for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_list_tells_what_is_here(tmp_path, data_root):
+    code, text = listed("--root", str(data_root("mnist")))
+    assert line_of(text, "mnist").split() == ["mnist", "MNIST", "60,000", "10,000", "present"]
+    code, text = listed("--root", str(tmp_path))
+    assert code == 0
+    assert line_of(text, "digits").endswith("present")
+    assert line_of(text, "svhn").endswith("can be downloaded")
+    assert line_of(text, "imagenet").endswith("needs a licence")
+    assert "imagenet: ask for it at image-net.org" in text
+
+
+def test_damage_is_listed_and_found_by_a_check(tmp_path, data_root):
+    images, content = copy_of_mnist(data_root("mnist"), tmp_path)
+    images.write_bytes(content[:-1])
+    code, text = listed("list", "mnist", "--root", str(tmp_path))
+    assert code == 1
+    assert line_of(text, "mnist").endswith("damaged")
+    assert "mnist: MNIST/raw/train-images-idx3-ubyte has 47,040,015 bytes instead of 47,040,016" in text
+    images.write_bytes(content[:-1] + b"\x07")
+    assert listed("list", "mnist", "--root", str(tmp_path))[0] == 0  # which looks at sizes only
+    code, text = listed("check", "--root", str(tmp_path))
+    assert code == 1
+    assert "mnist: MNIST/raw/train-images-idx3-ubyte is corrupt" in text
+    assert "svhn: not here" in text
+    images.write_bytes(content)
+    assert listed("check", "mnist", "--root", str(tmp_path)) == (0, "mnist: whole\n")
+
+
+def test_check_of_a_named_data_set_that_is_not_here_fails(tmp_path):
+    code, text = listed("check", "svhn", "--root", str(tmp_path))
+    assert code == 1
+    assert "svhn: svhn/train_32x32.mat is missing" in text
+
+
+def test_unknown_names_are_refused(capsys):
+    assert catalogue_main(["check", "minst"]) == 2
+    assert "minst: expected one of digits, mnist" in capsys.readouterr().err
+
+
+def test_a_data_set_of_another_kind_is_one_entry(tmp_path, monkeypatch):
+    text = b"one\ntwo\n"
+    source = FileSource("words", "Two words", 1, 1, files=(File("words/all.txt", hashlib.md5(text).hexdigest(), 8),))
+    monkeypatch.setitem(SOURCES, "words", source)
+    assert line_of(listed("--root", str(tmp_path))[1], "words").endswith("can be downloaded")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "all.txt").write_bytes(text)
+    assert line_of(listed("--root", str(tmp_path))[1], "words").endswith("present")
+    assert listed("check", "words", "--root", str(tmp_path)) == (0, "words: whole\n")

@@ -18,7 +18,7 @@ from dpbench.gradients.choice import Chooser
 from dpbench.gradients.per_sample import Books
 from dpbench.gradients.summands import Factored, Held
 from dpbench.gradients.uses import Lookup, Outer, Patches
-from dpbench.models.layers import WSConv2d
+from dpbench.models.layers import StdConv2d, WSConv2d
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 
@@ -903,6 +903,7 @@ VIEWS = {
     "linear on tokens": (lambda: [nn.Linear(4, 3)], (2, 4)),
     "conv2d": (lambda: [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 2, stride=2)], (2, 4, 5)),
     "standardised conv": (lambda: [WSConv2d(2, 3, 3, padding=1)], (2, 4, 5)),
+    "standardised conv without gain": (lambda: [StdConv2d(2, 3, 3, padding=1)], (2, 4, 5)),
     "group norm": (lambda: [nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)], (2, 4, 5)),
     "layer norm": (lambda: [nn.Linear(4, 5), nn.LayerNorm(5)], (2, 4)),
     "direct parameters": (lambda: [Tokens(2, 4)], (2, 4)),
@@ -919,8 +920,11 @@ def test_views_of_a_sample(name, views):
     assert_exact(read_out(*layers(), nn.Tanh(), example=x[:, 0]), x, views=views, points=(1, 2))
 
 
+STANDARDISED = ["standardised conv", "standardised conv without gain"]
+
+
 @pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
-@pytest.mark.parametrize("name", ["linear", "linear on tokens", "conv2d", "standardised conv"])
+@pytest.mark.parametrize("name", ["linear", "linear on tokens", "conv2d", *STANDARDISED])
 def test_views_by_every_kind_of_strategy(name, kind):
     layers, size = VIEWS[name]
     x = torch.randn(4, 2, *size)

@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpbench.config import Job, compose_jobs, config_hash, resolved
 from dpbench.config.schema import SCHEMAS
+from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord, write_atomically
@@ -72,6 +73,10 @@ def test_the_summary_says_what_the_run_came_to(finished):
         "best": max(accuracies),
         "best_step": metrics[accuracies.index(max(accuracies))]["step"],
     }
+    by_class = summary["test_accuracy_by_class"]
+    of_class = ImageDataset().load(Path("nowhere"), download=False).test.labels.bincount().tolist()
+    right = sum(accuracy * count for accuracy, count in zip(by_class, of_class, strict=True))
+    assert right / sum(of_class) == pytest.approx(accuracies[-1])
     assert summary["test_loss"] == metrics[-1]["test_loss"]
     assert 0.99 * 4 < summary["eps"] == metrics[-1]["eps"] <= summary["target_eps"] == 4
     assert summary["delta"] == pytest.approx(1 / 1437)
@@ -300,7 +305,9 @@ NEEDS = {
     "clip=none": ["eps=inf"],
     "optim=adagrad_norm_uncertified": ["optim.uncertified=true"],
     "model=cnn5": ["dataset=mnist"],
+    "model=cnn_abadi": ["dataset=mnist"],
     "model=cnn_small": ["dataset=mnist"],
+    "model=cnn_small_grey": ["dataset=mnist"],
 }
 
 

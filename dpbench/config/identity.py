@@ -25,6 +25,7 @@ NOT_IDENTITY = frozenset(
         "seed",
         "seeds",
         "tracker",
+        "dataset.resident",
         "dataset.suggested",
     }
 )

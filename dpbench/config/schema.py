@@ -11,11 +11,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from dpbench import averaging, clip, filters, noise, optim, query, threshold
+from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config.privacy import Privacy
 from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError, require
-from dpbench.models import CNN5, MLP, Linear, Model, SmallCNN, WideResNet
 from dpbench.privacy import Plan, Release
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
@@ -129,7 +128,7 @@ class RunConfig:
     averaging: averaging.Averaging = MISSING
     dataset: ImageDataset = MISSING
     augmentation: Augmentation = MISSING
-    model: Model = MISSING
+    model: models.Model = MISSING
     privacy: Privacy = MISSING
     evaluation: EvaluationTimes = field(default_factory=EvaluationTimes)
     data: DataFiles = field(default_factory=DataFiles)
@@ -318,7 +317,18 @@ SCHEMAS: dict[str, dict[str, type]] = {
     "averaging": {"none": averaging.Averaging, "exponential": averaging.ExponentialAveraging},
     "dataset": {"images": ImageDataset},
     "augmentation": {"augmentation": Augmentation},
-    "model": {"linear": Linear, "mlp": MLP, "cnn5": CNN5, "cnn_small": SmallCNN, "wide_resnet": WideResNet},
+    "model": {
+        "linear": models.Linear,
+        "mlp": models.MLP,
+        "cnn5": models.CNN5,
+        "cnn_small": models.SmallCNN,
+        "cnn_abadi": models.AbadiCNN,
+        "wide_resnet": models.WideResNet,
+        "resnet": models.ResNet,
+        "bit_resnet": models.BiTResNet,
+        "efficientnet": models.EfficientNet,
+        "vision_transformer": models.VisionTransformer,
+    },
     "privacy": {"privacy": Privacy},
     "tracker": {"wandb": TrackerSettings},
 }

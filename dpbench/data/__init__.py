@@ -1,4 +1,4 @@
-"""Data sets: thin over torchvision and scikit-learn, resident on the device."""
+"""Data sets: thin over torchvision and scikit-learn, on the device if they fit."""
 
 from dpbench.data.augmentation import Augmentation
 from dpbench.data.images import ImageDataset

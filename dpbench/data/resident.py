@@ -1,8 +1,9 @@
-"""Samples that live on the device as bytes and become numbers there, a batch at a time."""
+"""Samples that are bytes, on the device if they fit, and become numbers there, a batch at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -11,44 +12,70 @@ from torch import Tensor
 
 @dataclass
 class Split:
-    """One split of an image data set, resident on a device.
+    """One split of an image data set, on a device.
 
     Attributes:
         images: uint8, shape (N, C, H, W).
         labels: int64, shape (N,).
         offset: subtracted from the raw bytes, shape (1, C, 1, 1).
         factor: multiplies what is left, shape (1, C, 1, 1).
+        resident: the images are on the device too; else they are in memory or mapped from disk.
     """
 
     images: Tensor
     labels: Tensor
     offset: Tensor
     factor: Tensor
+    resident: bool = True
 
     @classmethod
-    def of(cls, images: Tensor, labels: Tensor, *, highest: int, mean: list[float], std: list[float]) -> Split:
+    def of(
+        cls,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        highest: int,
+        mean: list[float],
+        std: list[float],
+        resident: bool = True,
+    ) -> Split:
         """A split normalised as (x/highest - mean)/std per channel."""
         shape = (1, -1, 1, 1)
         offset = highest * torch.tensor(mean).view(shape)
-        return cls(images, labels.long(), offset, 1 / (highest * torch.tensor(std).view(shape)))
+        return cls(images, labels.long(), offset, 1 / (highest * torch.tensor(std).view(shape)), resident)
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Split:
-        """The split on a device."""
-        return Split(*(t.to(device) for t in (self.images, self.labels, self.offset, self.factor)))
+        """The split on a device, with its images if they are resident."""
+        images = self.images.to(device) if self.resident else self.images
+        labels, offset, factor = (t.to(device) for t in (self.labels, self.offset, self.factor))
+        return Split(images, labels, offset, factor, self.resident)
 
     def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Normalised images, float32 (B, C, H, W), and labels (B,) of these indices."""
-        return (self.images[indices].float() - self.offset) * self.factor, self.labels[indices]
+        """Normalised images, float32 (B, C, H, W), and labels (B,) of these indices, on the device."""
+        where = indices if isinstance(indices, slice) else indices.to(self.images.device)
+        images = self.images[where].to(self.labels.device)
+        return (images.float() - self.offset) * self.factor, self.labels[indices]
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The samples of these indices, at most `size` at a time; nothing where there are none."""
-        for part in indices.split(size):
-            if len(part) > 0:
-                yield self.take(part)
+        """The samples of these indices, at most `size` at a time; nothing where there are none.
+
+        Images that are not resident are read one batch ahead, while the device is busy with the one before.
+        """
+        parts = [part for part in indices.split(size) if len(part) > 0]
+        if self.resident:
+            yield from map(self.take, parts)
+            return
+        with ThreadPoolExecutor(1) as reader:
+            waiting = [reader.submit(self.take, part) for part in parts[:1]]
+            for part in parts[1:]:
+                waiting.append(reader.submit(self.take, part))
+                yield waiting.pop(0).result()
+            for last in waiting:
+                yield last.result()
 
 
 @dataclass

@@ -58,9 +58,11 @@ def standardised_convolution(recording: Recording, layer: WSConv2d, input: Tenso
     extra = found if weights.seeds == 1 else [Standardisation(*parts) for parts in zip(*found, strict=True)]
     output = weights.convolution(layer, x, (filters * gain).view_as(weight), layer.bias)
     padding, written_out = _padding(layer)
-    shapes = (tuple(layer.weight.shape), tuple(layer.gain.shape))
+    # Where the gain is a constant, only the weight has gradients.
+    parameters = (layer.weight, layer.gain) if isinstance(layer.gain, nn.Parameter) else (layer.weight,)
+    shapes = tuple(tuple(parameter.shape) for parameter in parameters)
     use = StandardisedPatches(shapes, _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
-    return _watch_convolution(recording, layer, x, output, (layer.weight, layer.gain), use, written_out, extra)
+    return _watch_convolution(recording, layer, x, output, parameters, use, written_out, extra)
 
 
 def _watch_convolution(

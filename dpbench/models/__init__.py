@@ -1,8 +1,23 @@
 """Models, each a dataclass of its settings that builds a torch module for a data set."""
 
 from dpbench.models.base import Model
-from dpbench.models.cnn import CNN5, SmallCNN
+from dpbench.models.cnn import CNN5, AbadiCNN, SmallCNN
 from dpbench.models.dense import MLP, Linear
+from dpbench.models.efficientnet import EfficientNet
+from dpbench.models.residual import BiTResNet, ResNet
+from dpbench.models.vit import VisionTransformer
 from dpbench.models.wide_resnet import WideResNet
 
-__all__ = ["CNN5", "MLP", "Linear", "Model", "SmallCNN", "WideResNet"]
+__all__ = [
+    "CNN5",
+    "MLP",
+    "AbadiCNN",
+    "BiTResNet",
+    "EfficientNet",
+    "Linear",
+    "Model",
+    "ResNet",
+    "SmallCNN",
+    "VisionTransformer",
+    "WideResNet",
+]

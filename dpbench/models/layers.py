@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
+
+
+def group_norm(channels: int, groups: int) -> nn.GroupNorm:
+    """Group norm with gcd(groups, channels) groups, as Opacus puts it in the place of batch norm."""
+    return nn.GroupNorm(math.gcd(groups, channels), channels)
 
 
 class WSConv2d(nn.Conv2d):
@@ -13,16 +20,23 @@ class WSConv2d(nn.Conv2d):
     Each filter w_p becomes gain_p (w_p - mean) / sqrt(max(n var, 1e-4)) over its n weights before it is applied.
 
     Attributes:
-        gain: shape (P,), 1 at first.
+        gain: shape (P,), 1 at first; a buffer in classes where it is not trained.
     """
 
     SMALLEST = 1e-4
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int, *, stride: int = 1, padding: int = 0
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding)
-        self.gain = nn.Parameter(torch.ones(out_channels))
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=bias)
+        self.gain: Tensor = nn.Parameter(torch.ones(out_channels))
 
     def statistics(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and inverse scale of each filter of weights (..., C, kh, kw), shape (..., 1) each."""
@@ -40,3 +54,25 @@ class WSConv2d(nn.Conv2d):
         weight = self.standardised() * self.gain.view(-1, 1, 1, 1)
         output: Tensor = self._conv_forward(input, weight, self.bias)
         return output
+
+
+class StdConv2d(WSConv2d):
+    """Convolution with filters standardised to mean 0 and variance 1, without a gain (Qiao et al. 2019), as in BiT.
+
+    That is a gain of sqrt(n) for filters of n weights, which is not trained.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=bias)
+        del self.gain
+        gain = torch.full((out_channels,), math.sqrt(self.weight[0].numel()))
+        self.register_buffer("gain", gain, persistent=False)

@@ -211,6 +211,7 @@ class _Execution:
                 "best": best.test_accuracy if best else None,
                 "best_step": best.step if best else None,
             },
+            "test_accuracy_by_class": last.class_accuracy if last else None,
             "test_loss": last.test_loss if last else None,
             "eps": ledger.epsilon(),
             "target_eps": config.eps,

@@ -36,6 +36,7 @@ class Metrics:
         eps: spent so far.
         lr: learning rate of the last step.
         seconds: since training began.
+        class_accuracy: of each class of the test split; in summary.json only.
     """
 
     step: int
@@ -46,10 +47,11 @@ class Metrics:
     eps: float
     lr: float
     seconds: float
+    class_accuracy: tuple[float | None, ...]
 
     def as_dict(self) -> dict[str, float]:
-        """The fields by name."""
-        return asdict(self)
+        """The numbers of a line by name."""
+        return {name: value for name, value in asdict(self).items() if name != "class_accuracy"}
 
 
 def train(
@@ -98,7 +100,7 @@ def train(
         on_step(step)
         if step % config.evaluate_every == 0 or step == config.steps:
             with flat.at(parts.averaging.average(flat.vector)):
-                test = evaluate(parts.model, splits.test)
+                test = evaluate(parts.model, splits.test, parts.micro_batch)
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,
@@ -108,6 +110,7 @@ def train(
                 eps=ledger.epsilon(),
                 lr=lr,
                 seconds=time.perf_counter() - start,
+                class_accuracy=test.class_accuracy,
             )
             loss_sum.zero_()
             seen = 0

@@ -33,7 +33,7 @@ class Standardisation(NamedTuple):
 
 @dataclass(frozen=True)
 class StandardisedPatches(Patches):
-    """A kernel and its gain (P,): `extra` of a term is the `Standardisation` of its iterate.
+    """A kernel and, where it is trained, its gain (P,): `extra` of a term is the `Standardisation` of its iterate.
 
     With H the gradient of the filter that was applied: the gain's is ⟨H_p, filter_p⟩, the weight's is
     gain scale (H - mean(H) - ⟨H, filter⟩ filter), for each output channel p.
@@ -43,7 +43,7 @@ class StandardisedPatches(Patches):
     def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
         (rows,) = super().rows(term, strategy)
         weights, gains = self._through(rows.view(len(rows), self.shapes[0][0], -1), term.extra)
-        return weights.flatten(1), gains
+        return (weights.flatten(1), gains)[: len(self.shapes)]
 
     def _through(self, filter_gradients: Tensor, extra: Standardisation) -> tuple[Tensor, Tensor]:
         """Gradients of weights (B, P, n) and gains (B, P) from those of the filters (B, P, n), which are overwritten.
@@ -81,6 +81,8 @@ class StandardisedPatches(Patches):
             removed = ones_j * ones_k + moves[k] * of_j[k] * of_k[k] + moves[j] * of_j[j] * of_k[j]
             removed -= overlap * of_j[j] * of_k[k]
             squares -= times * (factors[j] * factors[k] * removed).sum(1)
+        if len(self.shapes) == 1:
+            return squares
         gains = sum(of[1 + j] for j, of in enumerate(along))
         assert isinstance(gains, Tensor)
         return squares + gains.square().sum(1)
@@ -102,4 +104,5 @@ class StandardisedPatches(Patches):
         super().add_weighted_sum(term, factors, [filter_gradient])
         weight, gain = self._through(filter_gradient.view(1, self.shapes[0][0], -1), term.extra)
         onto[0].add_(weight.view(self.shapes[0]))
-        onto[1].add_(gain[0])
+        if len(onto) > 1:
+            onto[1].add_(gain[0])

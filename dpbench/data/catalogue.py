@@ -1,0 +1,8 @@
+"""Every data set that can be listed and checked. Another kind of data adds its sources here."""
+
+from __future__ import annotations
+
+from dpbench.data.image_sources import IMAGES
+from dpbench.data.sources import Source
+
+SOURCES: dict[str, Source] = {**IMAGES}

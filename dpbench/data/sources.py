@@ -1,0 +1,179 @@
+"""Where a data set comes from, and how a copy of it is known to be whole.
+
+`python -m dpbench.data` lists and checks every source in `catalogue.py`, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.errors import UserError
+
+# train images, train labels, test images, test labels; images uint8 (N, C, H, W).
+Images = tuple[Tensor, Tensor, Tensor, Tensor]
+Shape = tuple[int, int, int, int]
+
+
+class State(StrEnum):
+    """How a data set stands on this machine."""
+
+    PRESENT = "present"
+    DOWNLOADABLE = "can be downloaded"
+    LICENSED = "needs a licence"
+    DAMAGED = "damaged"
+
+
+class Problem(NamedTuple):
+    """What is wrong with a copy.
+
+    Attributes:
+        text: names the file, relative to the data root.
+        absent: something is missing; else what is there is damaged.
+    """
+
+    text: str
+    absent: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from.
+
+    Attributes:
+        name: of the data set, as in ``dataset=<name>``.
+        title: as a person would call it.
+        train: known number of training samples.
+        test: known number of test samples.
+        licence: what to do where a licence must be asked for; empty where anyone may fetch it.
+    """
+
+    name: str
+    title: str
+    train: int
+    test: int
+    licence: str = ""
+
+    def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
+        """What is wrong with the copy under a data root; nothing if it is whole.
+
+        Args:
+            root: data root.
+            thorough: read all files, for their sums or counts; else only see what is there.
+        """
+        raise NotImplementedError
+
+    def fetch(self, root: Path) -> None:
+        """Put the files under a data root, from the official source; raises whatever goes wrong."""
+        raise NotImplementedError
+
+    def state(self, root: Path) -> tuple[State, str]:
+        """How the data set stands under a data root, at a glance, and what is to say about it."""
+        problems = self.problems(root, thorough=False)
+        damage = next((problem.text for problem in problems if not problem.absent), None)
+        if damage is not None:
+            return State.DAMAGED, damage
+        if problems:
+            return (State.LICENSED, self.licence) if self.licence else (State.DOWNLOADABLE, problems[0].text)
+        return State.PRESENT, ""
+
+    def require_whole(self, root: Path, *, download: bool) -> None:
+        """Check all files, after fetching them where some are missing and may be fetched.
+
+        Raises:
+            UserError: a file is missing or damaged, or can't be fetched.
+        """
+        problems = self.problems(root, thorough=True)
+        if download and not self.licence and any(problem.absent for problem in problems):
+            try:
+                self.fetch(root)
+            except Exception as error:  # whatever the network, the disk and the archive run into
+                raise self.error(f"can't be fetched to data.root={root} ({type(error).__name__}: {error})") from error
+            problems = self.problems(root, thorough=True)
+        for problem in sorted(problems, key=lambda problem: problem.absent):
+            if not problem.absent:
+                raise self.error(f"{problem.text} under data.root={root}; delete it and fetch it anew")
+            remedy = self.licence or "set data.download=true to fetch it"
+            raise self.error(
+                f"no complete copy under data.root={root} ({problem.text}); {remedy}, or point data.root (or the "
+                "environment variable DPBENCH_DATA) at one"
+            )
+
+    def error(self, message: str) -> UserError:
+        """A sentence about this data set."""
+        return UserError(message, field="dataset", value=self.name)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a data set.
+
+    Attributes:
+        path: relative to the data root.
+        md5: of the whole file, as published or as derived from what is.
+        size: bytes; None where only the sum is known.
+    """
+
+    path: str
+    md5: str
+    size: int | None = None
+
+    def problem(self, root: Path, *, thorough: bool) -> Problem | None:
+        """What is wrong with it under a data root."""
+        path = root / self.path
+        if not path.is_file():
+            return Problem(f"{self.path} is missing", absent=True)
+        try:
+            size = path.stat().st_size
+            if self.size is not None and size != self.size:
+                return Problem(f"{self.path} has {size:,} bytes instead of {self.size:,}", absent=False)
+            if thorough and _md5(path) != self.md5:
+                return Problem(f"{self.path} is corrupt (another MD5 sum than {self.md5})", absent=False)
+        except OSError as error:
+            return Problem(f"{self.path} can't be read ({error.strerror})", absent=False)
+        return None
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """A data set of a few files whose sums are known.
+
+    Attributes:
+        files: all that are read.
+    """
+
+    files: tuple[File, ...] = ()
+
+    @override
+    def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
+        found = (file.problem(root, thorough=thorough) for file in self.files)
+        return [problem for problem in found if problem is not None]
+
+
+@dataclass(frozen=True)
+class ImageSource(Source):
+    """A data set that can be read as images."""
+
+    def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:
+        """Images and labels; whoever reads them compares them with what is declared.
+
+        Args:
+            root: data root.
+            shapes: (N, C, H, W) wanted of the training and the test images; a source may know only one.
+            download: fetch what is missing.
+
+        Raises:
+            UserError: a file is missing, truncated or corrupt.
+        """
+        raise NotImplementedError

@@ -1,0 +1,39 @@
+"""What happens to images on the device before the first layer of a model with fixed wants."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import override
+
+from dpbench.data import ImageDataset
+
+
+class ToThreeChannels(nn.Module):
+    """Repeats grey images (B, 1, H, W) on three channels."""
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
+
+
+class Resize(nn.Module):
+    """Resizes images (B, C, H, W) to squares, bilinearly; smaller ones are smoothed first, as torchvision does."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    @override
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
+
+
+def colour_input(dataset: ImageDataset, size: int | None) -> list[nn.Module]:
+    """Layers that make three channels, of so many pixels a side where a size is given, of a data set's images."""
+    layers: list[nn.Module] = []
+    if size is not None and (dataset.height, dataset.width) != (size, size):
+        layers.append(Resize(size))
+    if dataset.channels == 1:
+        layers.append(ToThreeChannels())
+    return layers

@@ -1,0 +1,125 @@
+"""Weights that a model begins with: from a file, a folder, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import UserError
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+
+Weights = dict[str, Tensor]
+
+
+def load_pretrained(
+    net: nn.Module, source: str, *, head: str, adapt: Callable[[Weights], Weights] = lambda weights: weights
+) -> None:
+    """Load all weights but those of the head, which stays as it was initialised for the data set's classes.
+
+    Args:
+        net: the model.
+        source: a file of weights, a folder that holds one, the id of a hub repository, or the name of one of timm's.
+        head: how the names of the head's parameters begin.
+        adapt: gives the weights the names and shapes of the model's.
+
+    Raises:
+        UserError: there are no such weights, or they are another model's.
+    """
+    file = weights_file(source)
+    weights = {name: value for name, value in adapt(_read(file, source)).items() if not name.startswith(head)}
+    own = net.state_dict()
+    for name, value in own.items():
+        if name.startswith(head):
+            weights[name] = value
+        elif name not in weights:
+            raise _other_model(source, f"they lack {name}")
+        elif weights[name].shape != value.shape:
+            shapes = f"{tuple(weights[name].shape)}, not {tuple(value.shape)}"
+            raise _other_model(source, f"{name} has shape {shapes}")
+    unknown = sorted(set(weights) - set(own))
+    if unknown:
+        raise _other_model(source, f"they have {unknown[0]} besides")
+    net.load_state_dict(weights)
+
+
+def train_only(net: nn.Module, trains: Callable[[str], bool]) -> None:
+    """Freeze the parameters whose name does not say that they are trained."""
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(trains(name))
+
+
+def weights_file(source: str) -> Path:
+    """The file that a source names, fetched from the hub or found in its cache where it is no path.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
+            raise _error(source, f"the folder holds no {' or '.join(FILES)}")
+        return found
+    if path.is_absolute() or source.startswith((".", "~")) or path.suffix in (".safetensors", ".bin", ".pt", ".pth"):
+        raise _error(
+            source,
+            "there is no such file or folder; name one, or a Hugging Face repository (owner/name) or a timm model to "
+            "fetch its weights from the hub",
+        )
+    return _from_hub(source)
+
+
+def _from_hub(source: str) -> Path:
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    # timm's own repositories are named after its models.
+    repository = source.removeprefix("hf-hub:") if "/" in source else f"timm/{source}"
+    verbosity = huggingface_hub.logging.get_verbosity()
+    huggingface_hub.logging.set_verbosity(logging.ERROR)  # it tells of each attempt
+    reason = ""
+    try:
+        for name in FILES:
+            try:
+                return Path(huggingface_hub.hf_hub_download(repository, name))
+            except LocalEntryNotFoundError:
+                reason = "no network, and not in its cache"
+                break
+            except EntryNotFoundError:
+                reason = f"it holds no {' or '.join(FILES)}"
+    except (OSError, ValueError, RuntimeError) as error:  # no such repository, or no name of one
+        reason = type(error).__name__
+    finally:
+        huggingface_hub.logging.set_verbosity(verbosity)
+    raise _error(
+        source,
+        f"no such file or folder, and {repository} can't be fetched from the Hugging Face hub ({reason}); download its "
+        f"{FILES[0]} where there is a network and set model.pretrained to that file, or to null for random weights",
+    )
+
+
+def _read(file: Path, source: str) -> Weights:
+    from timm.models import load_state_dict
+
+    try:
+        weights = load_state_dict(str(file))
+    except Exception as error:  # the readers raise whatever the parsing of a damaged file runs into
+        raise _error(source, f"{file.name} can't be read as weights ({type(error).__name__}); fetch it anew") from error
+    if not all(isinstance(value, torch.Tensor) for value in weights.values()):
+        raise _error(source, f"{file.name} holds more than named weights; save the model's state_dict alone")
+    return weights
+
+
+def _other_model(source: str, why: str) -> UserError:
+    return _error(source, f"these are weights of another model: {why}")
+
+
+def _error(source: str, message: str) -> UserError:
+    return UserError(message, field="model.pretrained", value=source)
