@@ -101,9 +101,11 @@ def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Ta
 
 def _ready(config: RunConfig, device: torch.device, batch_size: int) -> tuple[RunConfig, Assembly]:
     """A run of one step, with noise calibrated for that one, whose ledger has room for the warm-up before it."""
+    warm_up = _warm_up_steps(config.query)
     one = audited(config, steps=1, batch_size=batch_size)
-    multiplier = budget(one).noise_multiplier
-    several = audited(config, steps=1 + _warm_up_steps(config.query), batch_size=batch_size)
+    several = audited(config, steps=1 + warm_up, batch_size=batch_size)
+    # The noise of the step that is attacked is that of the only step of a run.
+    multiplier = budget(one).noise_multiplier * one.noise.scale(0) / several.noise.scale(warm_up)
     return several, assemble(several, device, multiplier, open_ledger(several, multiplier))
 
 
