@@ -18,7 +18,13 @@ from dpbench.privacy.sampling import FIXED_SIZE, Scheme
 # Largest share of eps that grouping may add. It is always added, never taken away.
 EXCESS = 0.01
 
-_ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+_ORDERS = (
+    *(1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10),
+    *(12, 14, 16, 20, 24, 28, 32, 40, 48, 64),
+)
+
+# So many different releases are left as they are.
+_FEW = 16
 
 
 def coarse(plan: Plan, delta: float, excess: float = EXCESS) -> Plan:
@@ -50,15 +56,16 @@ def rounding(plan: Plan, delta: float, excess: float = EXCESS) -> dict[Release, 
     for release, times in plan.runs:
         counts[release.joint] += times
     releases = sorted(counts)
+    if len(releases) <= _FEW:
+        return {release: release for release in releases}
     times = np.array([counts[release] for release in releases])
     each, eps = _divergences(releases, times, plan.scheme, delta)
     allowed = group_may_add = excess * eps
-    while len(releases) > 1:
+    while True:
         bases = _bases(releases, times, each, group_may_add)
         if float(times @ (each[bases] - each)) <= allowed:
             return {release: releases[base] for release, base in zip(releases, bases, strict=True)}
         group_may_add *= 0.7
-    return {release: release for release in releases}
 
 
 def _bases(releases: list[Release], times: NDArray[np.int64], each: NDArray[np.float64], may_add: float) -> list[int]:
