@@ -65,10 +65,10 @@ def test_renyi_of_poisson_sampling_against_dp_accounting_and_opacus(q, steps, z)
     orders = [float(a) for a, r in zip(accountant.orders, accountant.rdp, strict=True) if math.isfinite(r) and a < 128]
     divergences = opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=steps, orders=orders)
     opacus = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=DELTA)[0]
-    # dp-accounting has more orders, and adds terms of alternating sign at broken ones as if all were positive.
-    assert found <= opacus * 1.001
-    if accountant.get_epsilon_and_optimal_order(DELTA)[1] < 128:
-        assert found >= opacus * (1 - 1e-6)
+    best = accountant.get_epsilon_and_optimal_order(DELTA)[1]
+    # dp-accounting adds terms of alternating sign at broken orders as if all were positive; it has orders above 63.
+    assert found <= opacus * (1.05 if best < 11 else 1 + 1e-6)
+    assert best >= 128 or found >= opacus * (1 - 1e-6)
 
 
 @pytest.mark.parametrize(("q", "steps", "z"), SETTINGS)
@@ -329,7 +329,14 @@ def renyi_eps(multipliers, times, rate=Q, orders=range(2, 65)):
 
 
 @pytest.mark.parametrize("beside", [(), BESIDE], ids=["alone", "beside"])
-@pytest.mark.parametrize(("schedule", "z"), [("i", 0.3), ("i", 1.0), ("ii", 0.3), ("ii", 1.0), ("ii", 5.0)])
+@pytest.mark.parametrize(
+    ("schedule", "z"),
+    [
+        ("i", 0.3),
+        ("ii", 1.0),
+        *(pytest.param(*s, marks=pytest.mark.slow) for s in (("i", 1.0), ("ii", 0.3), ("ii", 5.0))),
+    ],
+)
 def test_a_coarse_plan_spends_a_little_more_by_the_renyi_sum_over_all_steps(schedule, z, beside):
     plan = adp_plan(schedule, z, beside)
     exact = renyi_eps(joint_multipliers(plan), np.array([run.times for run in plan.runs]))
@@ -367,7 +374,9 @@ def test_a_coarse_plan_has_as_much_noise_or_less_in_every_release(scheme):
 def test_a_coarse_plan_spends_a_little_more_by_privacy_losses(rate, lowest, steps, beside):
     plan = Plan.of([Release(rate, lowest * (1 + t / steps), beside) for t in range(steps)])
     interval = 1e-3
-    exact = by_hand(PLDAccountant(value_discretization_interval=interval), [((rate, z), 1) for z in joint_multipliers(plan)])
+    exact = by_hand(
+        PLDAccountant(value_discretization_interval=interval), [((rate, z), 1) for z in joint_multipliers(plan)]
+    )
     grouped = coarse(plan, DELTA)
     assert len(grouped.runs) < steps
     runs = [((run.release.sampling_rate, run.release.noise_multiplier), run.times) for run in grouped.runs]
@@ -440,7 +449,9 @@ def test_noise_beside_a_histogram_is_that_of_dc_sgd(setting, eps):
     check_dc_sgd(*setting, eps, DC_SGD[setting][eps])
 
 
-@pytest.mark.parametrize(("setting", "sigma", "short", "true"), [((50_000, 3920), 0.967, 1.92, 2.0), ((60_000, 2350), 1.129, 0.956, 1.0)])
+@pytest.mark.parametrize(
+    ("setting", "sigma", "short", "true"), [((50_000, 3920), 0.967, 1.92, 2.0), ((60_000, 2350), 1.129, 0.956, 1.0)]
+)
 def test_forgetting_the_histogram_reports_too_small_an_eps(setting, sigma, short, true):
     size, steps = setting
     of_gradient = (sigma**-2 - 5.0**-2) ** -0.5
@@ -478,7 +489,9 @@ def test_an_account_of_passes_that_grows_is_the_account_from_scratch(accountant,
     plan = Plan.of([Release(0.25, 2.0 + t % 3) for t in range(11)], SHUFFLED, 4, correlation)
     growing = Account(plan, DELTA, accountant, eps_scale=1.0)
     for made in (0, 1, 4, 5, 8, 8, 11):
-        assert growing.epsilon(made) == pytest.approx(epsilon(plan.prefix(made), DELTA, accountant, eps_scale=1.0), rel=1e-6)
+        assert growing.epsilon(made) == pytest.approx(
+            epsilon(plan.prefix(made), DELTA, accountant, eps_scale=1.0), rel=1e-6
+        )
 
 
 def test_an_account_of_fixed_size_batches_that_grows_is_the_account_from_scratch():

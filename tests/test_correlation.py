@@ -1,6 +1,6 @@
 """Sensitivity of correlated noise, by brute force over small matrices."""
 
-from itertools import product
+from itertools import pairwise, product
 
 import dp_accounting
 import numpy as np
@@ -69,7 +69,9 @@ def reshuffled(steps, epoch):
 @pytest.mark.parametrize(("steps", "epoch"), SHAPES)
 def test_sensitivity_by_brute_force(strategy, steps, epoch):
     found = strategy.squared_sensitivity(steps, epoch)
-    assert found == pytest.approx(largest_square(matrix(strategy, steps, epoch, False), cyclic(steps, epoch)), rel=1e-12)
+    assert found == pytest.approx(
+        largest_square(matrix(strategy, steps, epoch, False), cyclic(steps, epoch)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
@@ -135,7 +137,7 @@ def test_eps_of_a_prefix_never_falls(strategy):
     plan = Plan.of([Release(0.25, 2.0)] * 13, CYCLIC, 4, strategy)
     spent = [epsilon(plan.prefix(made), 1e-5, "gdp", eps_scale=1.0) for made in range(14)]
     assert spent[0] == 0.0
-    assert all(later >= earlier for earlier, later in zip(spent[:-1], spent[1:], strict=True))
+    assert all(later >= earlier for earlier, later in pairwise(spent))
 
 
 def test_what_is_released_beside_correlated_noise_is_covered():

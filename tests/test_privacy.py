@@ -221,5 +221,3 @@ def test_plan_of_a_run_is_what_its_ledger_expects():
     ledger = open_ledger(config, 1.5)
     assert config.steps == math.ceil(2 * 1437 / 100) == len(ledger.plan)
     assert ledger.plan.runs[0].release == Release(100 / 1437, 1.5)
-
-

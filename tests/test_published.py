@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 from cli import only_record, read, run
 from helpers import composed
+from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from dpbench.errors import UserError
 from dpbench.noise import DiskReleasedNoise, UnderstatedNoise
@@ -105,6 +106,7 @@ def test_noise_of_the_released_code_of_disk_refuses_what_disk_refuses(kappa, gam
 
 
 # dp_pmlf.md 6.A A-1: k = 2 gradients, each clipped, and noise for one of them: (data set, epochs): {nominal eps: true}.
+ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(12, 64))
 UNDERSTATED = {("mnist", 25): 65, ("cifar10", 50): 54, ("cifar10", 100): 43}
 
 
@@ -114,9 +116,14 @@ def test_understated_noise_spends_what_dp_pmlf_was_found_to_spend(key):
     z = DP_PMLF[(*key, "1/N^1.1")][2]  # the multiplier by which that was found, and eps changes fast here
     found = budget(composed(*fixed, "eps=8", f"privacy.noise_multiplier={z}"))
     assert found.published_eps == pytest.approx(8, abs=0.02)
-    assert found.eps == pytest.approx(UNDERSTATED[key], abs=0.6)
-    assert budget(composed(*fixed, "eps=8")).eps == pytest.approx(UNDERSTATED[key], rel=0.05)
-    assert 2.15 < budget(composed(*fixed, "eps=1")).eps < 2.45
+    config = composed(*fixed)
+    divergences = compute_rdp(q=config.sampling_rate, noise_multiplier=z / 2, steps=config.steps, orders=ORDERS)
+    opacus = get_privacy_spent(orders=ORDERS, rdp=divergences, delta=config.delta_value)[0]
+    assert opacus == pytest.approx(UNDERSTATED[key], abs=0.6)
+    # dp-accounting's bound is up to 5 % above Opacus' at broken orders, which are the best here.
+    assert opacus <= found.eps < 1.05 * opacus
+    # Nominal 1 is 2.2 to 2.4, by a multiplier up to 1.3 % larger than the root (see above).
+    assert 2.15 < budget(composed(*fixed, "eps=1")).eps < 2.45 * 1.02
 
 
 def test_understated_noise_from_a_step_on():

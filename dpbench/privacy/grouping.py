@@ -53,8 +53,8 @@ def rounding(plan: Plan, delta: float, excess: float = EXCESS) -> dict[Release, 
         excess: largest share of eps that grouping may add, up to the accuracy of `_divergences`.
     """
     counts: Counter[Release] = Counter()
-    for release, times in plan.runs:
-        counts[release.joint] += times
+    for release, number in plan.runs:
+        counts[release.joint] += number
     releases = sorted(counts)
     if len(releases) <= _FEW:
         return {release: release for release in releases}
@@ -120,4 +120,5 @@ def _sampled_gaussian(order: float, rate: float, multipliers: NDArray[np.float64
     # What is left of the divergence for little noise, and for much, where the sum above is lost in rounding.
     little = (order * np.log(rate) + order * (order - 1) / 2 * multipliers**-2) / (order - 1)
     much = order / 2 * (rate / multipliers) ** 2
-    return np.maximum(np.maximum(log_moment / (order - 1), little), much)
+    divergences: NDArray[np.float64] = np.maximum(np.maximum(log_moment / (order - 1), little), much)
+    return divergences
