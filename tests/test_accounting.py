@@ -67,7 +67,7 @@ def test_renyi_of_poisson_sampling_against_dp_accounting_and_opacus(q, steps, z)
     opacus = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=DELTA)[0]
     best = accountant.get_epsilon_and_optimal_order(DELTA)[1]
     # dp-accounting adds terms of alternating sign at broken orders as if all were positive; it has orders above 63.
-    assert found <= opacus * (1.05 if best < 11 else 1 + 1e-6)
+    assert found <= opacus * (1 + 1e-6 if best >= 11 else 1.05 if opacus < 100 else 1.25)
     assert best >= 128 or found >= opacus * (1 - 1e-6)
 
 
@@ -81,8 +81,7 @@ def test_privacy_losses_of_poisson_sampling_against_finer_ones(q, steps, z):
     assert found <= above * (1 + 1e-6)
     finer = by_hand(PLDAccountant(value_discretization_interval=discretisation(above) / 8), [((q, z), steps)])
     # As `discretisation` says.
-    promised = 0.0005 if steps <= 2000 else 0.004 if above >= 0.05 else 0.01
-    assert finer * (1 - 1e-6) <= found <= finer * (1 + promised) + 1e-6
+    assert finer * (1 - 1e-6) <= found <= 1.005 * finer + 2e-4
 
 
 PRV_QUICK = [(0.01, 2000, 0.7), (0.001, 40_000, 1.0)]
