@@ -73,8 +73,8 @@ def pass_multiplier(plan: Plan) -> float:
 def discretisation(eps: float) -> float:
     """Interval on which privacy losses are rounded, always upwards, for a plan of about this eps.
 
-    Rounding makes the reported eps larger, never smaller: at this interval by at most 0.5 % plus 0.0002, as measured for
-    sampling rates from 0.001 and up to 40,000 steps, and mostly by far less.
+    Rounding makes the reported eps larger, never smaller: at this interval by at most 0.5 % plus 0.0002, as measured
+    for sampling rates from 0.001 and up to 40,000 steps, and mostly by far less.
     """
     return max(1e-5, min(1e-3, eps / 5000), eps / 50_000)
 
