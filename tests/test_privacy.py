@@ -3,14 +3,12 @@ from itertools import product
 
 import dp_accounting
 import pytest
-import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.privacy import BudgetError, Ledger, Plan, Release, calibrate, epsilon
-from dpbench.privacy.sampling import PoissonSampler
 from dpbench.training.budget import budget, open_ledger
 
 # doppler.md 2.11: N = 50,000, delta = N^-1.1; (B, epochs, eps): (RDP, PLD), tolerance 0.003.
@@ -223,26 +221,3 @@ def test_plan_of_a_run_is_what_its_ledger_expects():
     ledger = open_ledger(config, 1.5)
     assert config.steps == math.ceil(2 * 1437 / 100) == len(ledger.plan)
     assert ledger.plan.runs[0].release == Release(100 / 1437, 1.5)
-
-
-def test_poisson_sampler_takes_each_sample_at_its_rate_independently():
-    size, rate, draws = 2000, 0.03, 500
-    sampler = PoissonSampler(size, round(size * rate), torch.Generator().manual_seed(1))
-    taken = torch.zeros(draws, size)
-    for draw in taken:
-        indices = sampler.draw()
-        assert (indices.diff() > 0).all()
-        draw[indices] = 1
-    # Counts per sample are Binomial(500, 0.03), batch sizes Binomial(2000, 0.03): their chi-square sums are within
-    # 5 standard deviations of their means except with probability below 1e-6.
-    for counts, trials in ((taken.sum(0), draws), (taken.sum(1), size)):
-        squares = ((counts - trials * rate) ** 2 / (trials * rate * (1 - rate))).sum()
-        assert abs(squares - len(counts)) < 5 * math.sqrt(2.2 * len(counts))
-    both = (taken[:, ::2] * taken[:, 1::2]).mean()
-    assert both == pytest.approx(rate**2, abs=5 * rate / math.sqrt(draws * size / 2))
-
-
-def test_poisson_sampler_is_exact_at_its_ends():
-    generator = torch.Generator().manual_seed(0)
-    assert len(PoissonSampler(50, 50, generator).draw()) == 50
-    assert all(len(PoissonSampler(5, 0, generator).draw()) == 0 for _ in range(100))

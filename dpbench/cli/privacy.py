@@ -182,6 +182,6 @@ def _selected(config: RunConfig, runs: TruncatedNegativeBinomial | PoissonRuns) 
     plan: Plan = config.release_plan()
 
     def spent(multiplier: float) -> float:
-        return runs.cost(renyi_curve(plan.scaled(multiplier)), config.delta_value).eps
+        return runs.cost(renyi_curve(plan.scaled(multiplier), config.delta_value), config.delta_value).eps
 
     return solve(spent, config.eps, 2.0, 0.3)[0]

@@ -51,6 +51,10 @@ class DiskReleasedNoise(Noise):
     kappa: float = 0.7
     gamma: float = 0.5
 
+    def __post_init__(self) -> None:
+        require(0 < self.kappa <= 1, "noise.kappa", self.kappa, "a number in (0, 1]")
+        require(self.gamma != 0 and math.isfinite(self.gamma), "noise.gamma", self.gamma, "a finite number but 0")
+
     @override
     def scale(self, step: int) -> float:
         weight = (1 - self.kappa) / (self.kappa * self.gamma)

@@ -12,6 +12,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
 from dpbench.privacy.tuning import RenyiCurve
@@ -21,13 +22,7 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 # Below this the accountants' floating point no longer holds, and nothing is private anyway.
 SMALLEST_MULTIPLIER = 1e-6
 
-# Multipliers within this ratio count as the smallest of them: eps of a plan of many comes out larger by up to 1 %.
-GRID = 1.01
-
-# Groups whose loss is a smaller share of the whole may be wider.
-NEGLIGIBLE = 1e-4
-
-CLOSED_FORM_ORDERS = (*range(2, 65), 128, 256, 512, 1024)
+CLOSED_FORM_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
 # It warns of every Rényi order whose series did not converge; leaving an order out keeps the bound valid.
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -46,9 +41,9 @@ def event(plan: Plan) -> dp_accounting.DpEvent:
 def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
     gaussian = dp_accounting.GaussianDpEvent(release.joint.noise_multiplier / scheme.sensitivity)
     if scheme is FIXED_SIZE:
-        # Its bound depends on the sizes through their ratio alone.
-        size = 10**9
-        return dp_accounting.SampledWithoutReplacementDpEvent(size, round(size * release.sampling_rate), gaussian)
+        # Its bound depends on the sizes through their ratio alone, and grows with it.
+        size = 10**12
+        return dp_accounting.SampledWithoutReplacementDpEvent(size, math.ceil(size * release.sampling_rate), gaussian)
     return dp_accounting.PoissonSampledDpEvent(release.sampling_rate, gaussian)
 
 
@@ -76,46 +71,11 @@ def pass_multiplier(plan: Plan) -> float:
     return float(sum(z**-2 for z in smallest) ** -0.5)
 
 
-def coarse(plan: Plan, ratio: float = GRID) -> Plan:
-    """A plan of few different releases that spends at least as much: multipliers rounded down to a common one.
-
-    The order of releases does not matter where batches are independent. Plans of passes are returned as they are.
-    """
-    if plan.scheme.passes:
-        return plan
-    grouped = rounding(plan, ratio)
-    counts: Counter[Release] = Counter()
-    for release, times in plan.runs:
-        counts[grouped[release.joint]] += times
-    return Plan(tuple(Repeat(*item) for item in counts.items()), plan.scheme)
-
-
-def rounding(plan: Plan, ratio: float) -> dict[Release, Release]:
-    """The release that each joint release of the plan counts as: one of the same rate with as much noise or less."""
-    counts: Counter[Release] = Counter()
-    for release, times in plan.runs:
-        counts[release.joint] += times
-    whole = sum(times * _loss(release) for release, times in counts.items())
-    grouped: dict[Release, Release] = {}
-    base, added = Release(math.nan, 0.0), 0.0
-    for release in sorted(counts):
-        added += counts[release] * (_loss(base) - _loss(release))
-        close = release.noise_multiplier <= ratio * base.noise_multiplier or added <= NEGLIGIBLE * whole
-        if release.sampling_rate != base.sampling_rate or not close:
-            base, added = release, 0.0
-        grouped[release] = base
-    return grouped
-
-
-def _loss(release: Release) -> float:
-    """What a release adds to the loss of many small ones, up to a factor."""
-    return (release.sampling_rate / release.noise_multiplier) ** 2 if release.noise_multiplier > 0 else math.inf
-
-
 def discretisation(eps: float) -> float:
     """Interval on which privacy losses are rounded, always upwards, for a plan of about this eps.
 
-    Rounding makes the reported eps larger, never smaller; at this interval by a few parts in ten thousand.
+    Rounding makes the reported eps larger, never smaller: at this interval by at most 0.5 % plus 0.0002, as measured
+    for sampling rates from 0.001 and up to 40,000 steps, and mostly by far less.
     """
     return max(1e-5, min(1e-3, eps / 5000), eps / 50_000)
 
@@ -123,7 +83,7 @@ def discretisation(eps: float) -> float:
 def quick_bound(plan: Plan, delta: float) -> float:
     """A looser bound in milliseconds, to start a search from: Rényi at orders with a closed form."""
     opened = _rdp(plan.scheme, CLOSED_FORM_ORDERS)
-    return float(opened.compose(event(coarse(plan, 1.2))).get_epsilon(delta))
+    return float(opened.compose(event(coarse(plan, delta, 0.05))).get_epsilon(delta))
 
 
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
@@ -140,7 +100,7 @@ def tightest(scheme: Scheme) -> str:
     return scheme.accountants[0]
 
 
-def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, ratio: float = GRID) -> float:
+def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, excess: float = EXCESS) -> float:
     """An upper bound on eps of all releases in the plan, at delta, for the neighbours of its sampling scheme.
 
     Args:
@@ -148,7 +108,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, rati
         delta: in (0, 1).
         accountant: "pld" (privacy loss distributions), "rdp" (Rényi) or "gdp" (Gaussian, exact).
         eps_scale: about the eps expected; sets how finely PLD rounds.
-        ratio: see `coarse`.
+        excess: see `rounding`.
 
     Raises:
         ValueError: the accountant gives no valid bound for the plan's scheme.
@@ -162,32 +122,38 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, rati
     if accountant == "gdp":
         return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
     opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
-    return float(opened.compose(event(coarse(plan, ratio))).get_epsilon(delta))
+    return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
 
 
-def renyi_curve(plan: Plan) -> RenyiCurve:
+def renyi_curve(plan: Plan, delta: float) -> RenyiCurve:
     """Rényi divergence of all releases of a plan together, at dp-accounting's default orders."""
-    composed = _rdp(plan.scheme).compose(event(coarse(plan)))
+    composed = _rdp(plan.scheme).compose(event(coarse(plan, delta)))
     return RenyiCurve.of(dict(zip(composed.orders, composed.rdp, strict=True)).__getitem__, composed.orders)
 
 
 class Account:
-    """eps of a growing part of a plan, without starting over each time."""
+    """eps of a growing part of a plan, without starting over each time.
+
+    Releases are grouped as in the whole plan, so that at its end the result is that of `epsilon`. On the way, a plan of
+    many different releases may be charged a little more than `epsilon` charges its first part alone, never less than
+    that part spends.
+    """
 
     def __init__(self, plan: Plan, delta: float, accountant: str, *, eps_scale: float) -> None:
         self._plan = plan
         self._delta = delta
         self._name = accountant
         self._scale = eps_scale
-        self._grouped = rounding(plan, GRID)
-        self._made = 0
-        self._opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
+        self._composes = not plan.scheme.passes and SMALLEST_MULTIPLIER <= plan.smallest_multiplier < math.inf
+        if self._composes:
+            self._grouped = rounding(plan, delta)
+            self._made = 0
+            self._opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
 
     def epsilon(self, made: int) -> float:
         """Eps of the first so many releases, at least as many as were asked for before."""
-        first = self._plan.prefix(made)
-        if self._plan.scheme.passes or first.smallest_multiplier < SMALLEST_MULTIPLIER:
-            return epsilon(first, self._delta, self._name, eps_scale=self._scale)
+        if not self._composes or made == 0:
+            return epsilon(self._plan.prefix(made), self._delta, self._name, eps_scale=self._scale)
         since: Counter[Release] = Counter()
         for release, times in self._plan.between(self._made, made).runs:
             since[self._grouped[release.joint]] += times

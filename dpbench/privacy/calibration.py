@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import NamedTuple
 
 from scipy.optimize import brentq
 
 from dpbench import cache
 from dpbench.errors import UserError
-from dpbench.privacy.accountants import GRID, coarse, discretisation, epsilon, quick_bound
+from dpbench.privacy.accountants import discretisation, epsilon, quick_bound
+from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
 
-# The multiplier is solved for to this relative accuracy, then rounded towards more noise.
-TOLERANCE = 1e-4
+# What a calibrated plan spends is below the target by at most this share of it.
+TOLERANCE = 2e-4
 
 
 @dataclass(frozen=True)
@@ -56,36 +58,54 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
         return Calibration(known[0], known[1], 0.0)
     start = time.perf_counter()
     multiplier = 1.0
-    for bound, step in _bounds(plan, eps, delta, accountant):
-        multiplier, spent = solve(bound, eps, multiplier, step)
+    for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
+        multiplier, spent = solve(bound, eps, multiplier, step, tolerance)
     cache.write("calibration", key, [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
 
 
-def _bounds(plan: Plan, eps: float, delta: float, accountant: str) -> Iterator[tuple[Callable[[float], float], float]]:
-    """What a multiplier spends by ever tighter bounds, the last of them the one asked for.
+class _Bound(NamedTuple):
+    """What a multiplier spends, and how to search with that.
 
-    Each starts the search of the next; with it comes that search's first step in log z.
+    Attributes:
+        spent: eps of z.
+        step: see `solve`.
+        tolerance: see `solve`.
     """
-    yield lambda z: quick_bound(plan.scaled(z), delta), 0.5
+
+    spent: Callable[[float], float]
+    step: float
+    tolerance: float
+
+
+def _bounds(plan: Plan, eps: float, delta: float, accountant: str) -> Iterator[_Bound]:
+    """Ever tighter bounds, each to start the search of the next, the last of them the one asked for."""
+    yield _Bound(lambda z: quick_bound(plan.scaled(z), delta), 0.5, 0.03)
     step = 0.1
-    if len(coarse(plan).runs) > 1:
-        yield lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=10 * eps, ratio=1.05), step
-        step = 0.01
-    yield lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), step
+    if len(plan.runs) > 1:
+        rough = {"eps_scale": 10 * eps, "excess": 2 * EXCESS}
+        yield _Bound(lambda z: epsilon(plan.scaled(z), delta, accountant, **rough), step, 0.01)
+        step = 0.02
+    yield _Bound(lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), step, TOLERANCE)
 
 
-def solve(spent: Callable[[float], float], target: float, guess: float, step: float) -> tuple[float, float]:
-    """Root of the decreasing function spent(z) = target, found in log z and rounded up until spent <= target.
+def solve(
+    spent: Callable[[float], float], target: float, guess: float, step: float, tolerance: float = TOLERANCE
+) -> tuple[float, float]:
+    """A multiplier z that spends the target or a little less, found in log z.
 
     Args:
-        spent: eps of a multiplier.
+        spent: eps of a multiplier; decreases but for small jumps, which grouping releases may bring.
         target: eps > 0.
         guess: where to begin.
         step: first step of the search for two multipliers that the root lies between, in log z.
+        tolerance: share of the target that may be left.
 
     Returns:
-        z, and what it spends.
+        z, and what it spends, at most the target.
+
+    Raises:
+        UserError: no z in e^-20 ... e^20 does.
     """
     known: dict[float, float] = {}
 
@@ -95,7 +115,11 @@ def solve(spent: Callable[[float], float], target: float, guess: float, step: fl
                 known[log_z] = spent(math.exp(log_z))
             except OverflowError:  # an accountant's word for a loss beyond floating point
                 known[log_z] = math.inf
-        return math.log(min(max(known[log_z] / target, 1e-9), 1e9))  # finite, so that the root search can interpolate
+        ratio = known[log_z] / target
+        if 1 - tolerance <= ratio <= 1:
+            return 0.0  # ends the search
+        # Aims at the middle of what is allowed; finite, so that the root search can interpolate.
+        return math.log(min(max(ratio, 1e-9), 1e9)) + tolerance / 2
 
     low = high = math.log(guess)
     up = down = step
@@ -103,16 +127,17 @@ def solve(spent: Callable[[float], float], target: float, guess: float, step: fl
         low, high, up = high, high + up, 2 * up
         if high > 20:
             raise UserError("no noise multiplier below e^20 reaches it with this many steps", field="eps", value=target)
-    while excess(low) <= 0:
+    while excess(low) < 0:
         low, high, down = low - down, low, 2 * down
         if low < -20:
             raise UserError("is more than any noise multiplier above e^-20 spends", field="eps", value=target)
-    root = float(brentq(excess, low, high, xtol=TOLERANCE / 4))
-    while excess(root) > 0:
-        root += TOLERANCE / 4
+    root = float(brentq(excess, low, high, xtol=tolerance / 8))
+    up = tolerance / 8
+    while excess(root) > 0:  # at a jump
+        root, up = root + up, 2 * up
     return math.exp(root), known[root]
 
 
 def _key(plan: Plan, eps: float, delta: float, accountant: str) -> list[object]:
     how = [plan.scheme.name, plan.epoch, repr(plan.correlation)]
-    return [plan.runs, how, eps, delta, accountant, discretisation(eps), TOLERANCE, GRID, version("dp-accounting")]
+    return [plan.runs, how, eps, delta, accountant, discretisation(eps), TOLERANCE, EXCESS, version("dp-accounting")]

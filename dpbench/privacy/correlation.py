@@ -2,7 +2,8 @@
 
 A matrix mechanism (Kairouz et al. 2021, Denisov et al. 2022) releases C X + Z, X having the clipped sums x_1 ... x_T as
 rows and Z independent Gaussian noise; what a step uses is post-processing. All T steps are one Gaussian release, whose
-sensitivity depends on how often and where a sample takes part: here at one position of each pass over the data.
+sensitivity depends on how often and where a sample takes part: here once in each pass over the data, and at the same
+position of every pass unless each begins anew.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+
+from dpbench.privacy.sampling import CYCLIC, Scheme
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,14 @@ class Correlation:
     """
 
     restart: bool = False
+
+    def covers(self, scheme: Scheme) -> bool:
+        """Whether `squared_sensitivity` bounds what a sample does under this scheme.
+
+        Without a restart a sample must take part at the same position in every pass: where passes are reshuffled, it
+        may come last in one and first in the next, which can move more of the sums.
+        """
+        return scheme is CYCLIC or (scheme.passes and self.restart)
 
     def squared_sensitivity(self, steps: int, epoch: int) -> float:
         """Max over positions p of ‖Σ_j C x_{p + j epoch}‖² for ‖x‖ <= 1, over the first `steps` steps.
@@ -46,14 +57,12 @@ class Tree(Correlation):
 
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
         # A sample adds to an interval as often as it takes part there; terms of one sign are the worst case.
-        positions = np.arange(epoch)
         squares = np.zeros(epoch)
         for level in range(steps.bit_length()):
-            counts = np.zeros((epoch, (steps >> level) + 1))
-            for start in range(0, steps, epoch):
-                at = positions[: min(epoch, steps - start)]
-                np.add.at(counts, (at, (start + at) >> level), 1.0)
-            squares += (counts[:, : steps >> level] ** 2).sum(1)  # the last interval of a level may be incomplete
+            length = 1 << level
+            covered = np.arange(steps // length * length)  # the last interval of a level may be incomplete
+            pairs, counts = np.unique(covered // length * epoch + covered % epoch, return_counts=True)
+            squares += np.bincount(pairs % epoch, counts**2.0, epoch)
         return float(squares.max())
 
 

@@ -111,12 +111,18 @@ class Ledger:
         """Continue a ledger of the same plan.
 
         Raises:
-            BudgetError: the recorded releases are not the first ones of the plan. The ledger stays as it is.
+            BudgetError: the state is of another plan, or knows of fewer releases than were made here: those can't be
+                taken back. The ledger stays as it is.
         """
+        ours = self.state_dict()
+        if any(state[key] != ours[key] for key in ("sampler", "epoch", "correlation", "delta", "planned")):
+            raise BudgetError("the ledger to continue is of another plan")
         runs = []
         for entry in state["releases"]:
             beside = tuple(Part(**part) for part in entry["beside"])
             runs.append(Repeat(Release(entry["sampling_rate"], entry["noise_multiplier"], beside), entry["count"]))
         if tuple(runs) != self.plan.prefix(sum(run.times for run in runs)).runs:
             raise BudgetError("the recorded releases are not the first ones of this plan")
+        if sum(run.times for run in runs) < len(self):
+            raise BudgetError(f"{len(self)} releases were made, more than the ledger to continue holds")
         self._runs = runs

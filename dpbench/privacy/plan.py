@@ -17,7 +17,8 @@ class Part(NamedTuple):
 
     Attributes:
         name: what it is, such as "histogram of norms".
-        noise_multiplier: standard deviation of its noise over its sensitivity; calibration leaves it as it is.
+        noise_multiplier: standard deviation of its noise over what one sample adds at most, in L2 norm; calibration
+            leaves it as it is.
     """
 
     name: str
@@ -44,9 +45,11 @@ class Release(NamedTuple):
         Scaled to unit noise, the parts are one vector with independent noise, whose sensitivity is the root of the
         sum of their squares (DC-SGD, theorem on the joint release).
         """
-        if not self.beside or self.noise_multiplier == 0:
-            return Release(self.sampling_rate, self.noise_multiplier)
+        if not self.beside:
+            return self
         multipliers = (self.noise_multiplier, *(part.noise_multiplier for part in self.beside))
+        if min(multipliers) == 0:
+            return Release(self.sampling_rate, 0.0)
         return Release(self.sampling_rate, sum(z**-2 for z in multipliers) ** -0.5)
 
 
@@ -78,8 +81,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.scheme.passes and self.epoch < 1:
             raise ValueError(f"{self.scheme.name}: the plan needs the number of releases in an epoch")
-        if self.correlation is not None and not self.scheme.passes:
-            raise ValueError(f"{self.scheme.name}: no bound on how often a sample takes part in correlated noise")
+        if self.correlation is not None and not self.correlation.covers(self.scheme):
+            raise ValueError(f"{self.scheme.name}: no bound on where a sample takes part in correlated noise")
 
     @classmethod
     def of(

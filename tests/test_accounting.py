@@ -1,0 +1,595 @@
+"""eps of every sampling scheme and calibration of every accountant, against dp-accounting, Opacus and closed forms."""
+
+import logging
+import math
+import warnings
+from itertools import combinations, product
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from opacus.accountants import PRVAccountant
+from opacus.accountants.analysis import rdp as opacus_rdp
+from scipy.special import gammaln, logsumexp
+
+from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountants, calibrate, epsilon
+from dpbench.privacy.accountants import Account, coarse, discretisation, event, pass_multiplier
+from dpbench.privacy.closed_forms import composed_mu, gaussian_delta, gaussian_eps
+from dpbench.privacy.correlation import Tree
+from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
+
+DELTA = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    # dp-accounting and Opacus warn of each order that they leave out or end at.
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logger.setLevel(level)
+
+
+def equal(q, z, steps, scheme=POISSON):
+    epoch = math.ceil(1 / q) if scheme.passes else 0
+    return Plan.of([Release(q, z)] * steps, scheme, epoch)
+
+
+def by_hand(accountant, releases, delta=DELTA):
+    """Eps of Poisson-sampled releases, (q, z) and how often."""
+    for (q, z), times in releases:
+        sampled = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
+        accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, times))
+    return accountant.get_epsilon(delta)
+
+
+# Equal releases, Poisson sampling
+
+GRID = list(product((0.001, 0.01, 0.1, 0.5), (1, 100, 2000, 40_000), (0.3, 0.7, 1.0, 3.0, 30.0)))
+QUICK = [(0.001, 40_000, 1.0), (0.01, 2000, 0.7), (0.1, 100, 3.0), (0.5, 1, 30.0), (0.5, 2000, 30.0), (0.1, 1, 0.3)]
+SETTINGS = [pytest.param(*s, marks=[] if s in QUICK else pytest.mark.slow) for s in GRID]
+
+
+@pytest.mark.parametrize(("q", "steps", "z"), SETTINGS)
+def test_renyi_of_poisson_sampling_against_dp_accounting_and_opacus(q, steps, z):
+    accountant = RdpAccountant()
+    expected = by_hand(accountant, [((q, z), steps)])
+    found = epsilon(equal(q, z, steps), DELTA, "rdp", eps_scale=1.0)
+    assert found == pytest.approx(expected, rel=1e-12)
+    orders = [float(a) for a, r in zip(accountant.orders, accountant.rdp, strict=True) if math.isfinite(r) and a < 128]
+    divergences = opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=steps, orders=orders)
+    opacus = opacus_rdp.get_privacy_spent(orders=orders, rdp=divergences, delta=DELTA)[0]
+    best = accountant.get_epsilon_and_optimal_order(DELTA)[1]
+    # dp-accounting adds terms of alternating sign at broken orders as if all were positive; it has orders above 63.
+    assert found <= opacus * (1 + 1e-6 if best >= 11 else 1.05 if opacus < 100 else 1.25)
+    assert best >= 128 or found >= opacus * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("q", "steps", "z"), SETTINGS)
+def test_privacy_losses_of_poisson_sampling_against_finer_ones(q, steps, z):
+    plan = equal(q, z, steps)
+    above = epsilon(plan, DELTA, "rdp", eps_scale=1.0)
+    if above > 1000:
+        pytest.skip("beyond any budget")
+    found = epsilon(plan, DELTA, "pld", eps_scale=above)
+    assert found <= above * (1 + 1e-6)
+    finer = by_hand(PLDAccountant(value_discretization_interval=discretisation(above) / 8), [((q, z), steps)])
+    # As `discretisation` says.
+    assert finer * (1 - 1e-6) <= found <= 1.005 * finer + 2e-4
+
+
+PRV_QUICK = [(0.01, 2000, 0.7), (0.001, 40_000, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("q", "steps", "z"),
+    [
+        pytest.param(*s, marks=[] if s in PRV_QUICK else pytest.mark.slow)
+        for s in GRID
+        if 0.3 < s[2] < 30 and s[1] > 1 and s[0] * math.sqrt(s[1]) < 10 * s[2]
+    ],
+)
+def test_privacy_losses_of_poisson_sampling_against_opacus(q, steps, z):
+    accountant = PRVAccountant()
+    accountant.history = [(z, q, steps)]
+    reference = accountant.get_epsilon(DELTA, eps_error=0.01, delta_error=DELTA / 1000)
+    found = epsilon(equal(q, z, steps), DELTA, "pld", eps_scale=max(reference, 0.05))
+    # What it returns is above the true eps by at most twice its error.
+    assert reference - 0.02 - 1e-3 * reference <= found <= reference + 1e-3 * reference
+
+
+@pytest.mark.parametrize(("z", "steps"), [(0.5, 1), (3.0, 10), (30.0, 2000), (20.0, 40_000)])
+def test_sampling_all_samples_is_the_gaussian_mechanism(z, steps):
+    exact = gaussian_eps(math.sqrt(steps) / z, DELTA)
+    found = epsilon(equal(1.0, z, steps), DELTA, "pld", eps_scale=exact)
+    assert exact * (1 - 1e-9) <= found <= exact * 1.001
+    assert exact <= epsilon(equal(1.0, z, steps), DELTA, "rdp", eps_scale=exact) <= exact * 1.3
+
+
+# Fixed size
+
+
+@pytest.mark.parametrize(
+    ("q", "steps", "z"), [(0.001, 40_000, 3.0), (0.01, 2000, 2.0), (0.1, 100, 10.0), (0.5, 1, 1.0), (1 / 3, 7, 5.0)]
+)
+def test_fixed_size_against_dp_accounting(q, steps, z):
+    accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    # Noise of standard deviation z C, and a sum that moves by 2 C: the multiplier is z/2.
+    gaussian = dp_accounting.GaussianDpEvent(z * 1.0 / 2.0)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(30_000, round(30_000 * q), gaussian)
+    expected = accountant.compose(sampled, steps).get_epsilon(DELTA)
+    found = epsilon(equal(q, z, steps, FIXED_SIZE), DELTA, "rdp", eps_scale=1.0)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert found >= expected * (1 - 1e-9)  # where the rate is rounded, then up
+
+
+@pytest.mark.parametrize(("z", "steps"), [(1.0, 1), (10.0, 30), (30.0, 2000)])
+def test_fixed_size_batches_of_all_samples_are_gaussians_of_twice_the_sensitivity(z, steps):
+    found = epsilon(equal(1.0, z, steps, FIXED_SIZE), DELTA, "rdp", eps_scale=1.0)
+    orders = RdpAccountant().orders
+    divergence = orders * steps * (2 / z) ** 2 / 2
+    assert found == pytest.approx(compute_epsilon(orders, divergence, DELTA)[0], rel=1e-12)
+    assert gaussian_eps(2 * math.sqrt(steps) / z, DELTA) <= found
+
+
+def densities(values, batch, z, points):
+    """Log density of the noisy sum of a random batch of one-dimensional values in [-1, 1]."""
+    sums = [sum(chosen) for chosen in combinations(values, batch)]
+    logs = [-((points - s) ** 2) / (2 * z * z) - math.log(z * math.sqrt(2 * math.pi)) for s in sums]
+    return logsumexp(logs, axis=0) - math.log(len(sums))
+
+
+# At the largest order 16 and z = 8, the integrand is centred within 16 * 2 + 4 and as wide as z.
+POINTS = np.linspace(-120, 120, 12_001)
+PAIRS = [(2, 1), (3, 1), (3, 2), (4, 3), (5, 2)]
+
+
+def pairs_of_data(size):
+    """The first sample goes from one end to the other; the rest is whatever makes that most visible."""
+    for rest in product((-1.0, 0.0, 1.0), repeat=size - 1):
+        if list(rest) == sorted(rest):
+            yield (1.0, *rest), (-1.0, *rest)
+
+
+def worst_divergence(size, batch, z, order):
+    step = POINTS[1] - POINTS[0]
+    worst = 0.0
+    for one, two in pairs_of_data(size):
+        p, q = densities(one, batch, z, POINTS), densities(two, batch, z, POINTS)
+        for a, b in ((p, q), (q, p)):
+            worst = max(worst, (logsumexp(order * a - (order - 1) * b) + math.log(step)) / (order - 1))
+    return worst
+
+
+def bound_on_divergence(size, batch, z, order):
+    accountant = RdpAccountant([float(order)], NeighboringRelation.REPLACE_ONE)
+    return accountant.compose(event(Plan.of([Release(batch / size, z)], FIXED_SIZE))).rdp[0]
+
+
+@pytest.mark.parametrize(("size", "batch"), PAIRS)
+@pytest.mark.parametrize("z", [1.0, 4.0])
+def test_fixed_size_bounds_the_divergence_of_replacing_a_sample(size, batch, z):
+    for order in (2, 5, 16):
+        assert worst_divergence(size, batch, z, order) <= bound_on_divergence(size, batch, z, order) * (1 + 1e-6)
+
+
+def test_with_the_sensitivity_of_adding_a_sample_fixed_size_would_be_no_bound(monkeypatch):
+    monkeypatch.setitem(vars(FIXED_SIZE), "sensitivity", 1.0)
+    broken = [
+        (size, batch)
+        for size, batch in PAIRS
+        if worst_divergence(size, batch, 1.0, 16) > bound_on_divergence(size, batch, 1.0, 16)
+    ]
+    assert broken == PAIRS
+
+
+@pytest.mark.parametrize(("size", "batch"), [(2, 1), (4, 3)])
+@pytest.mark.parametrize("z", [1.0, 8.0])
+def test_fixed_size_bounds_the_hockey_stick_of_replacing_a_sample(size, batch, z):
+    found = epsilon(equal(batch / size, z, 1, FIXED_SIZE), 1e-3, "rdp", eps_scale=1.0)
+    for one, two in pairs_of_data(size):
+        p, q = densities(one, batch, z, POINTS), densities(two, batch, z, POINTS)
+        exceeding = np.exp(p) * -np.expm1(np.minimum(found + q - p, 0.0))
+        assert float(exceeding.sum() * (POINTS[1] - POINTS[0])) <= 1e-3
+
+
+# Passes
+
+
+@pytest.mark.parametrize("scheme", [SHUFFLED, CYCLIC])
+def test_passes_compose_exactly_with_the_least_noise_of_each(scheme):
+    multipliers = [5.0, 3.0, 4.0, 6.0, 6.0, 6.0, 9.0, 2.5, 9.0, 7.0, 8.0]  # passes of three; the last is incomplete
+    exact = gaussian_eps(composed_mu([3.0, 6.0, 2.5, 7.0]), DELTA)
+    plan = Plan.of([Release(1 / 3, z) for z in multipliers], scheme, 3)
+    assert epsilon(plan, DELTA, "gdp", eps_scale=1.0) == pytest.approx(exact, rel=1e-9)
+    assert exact <= epsilon(plan, DELTA, "rdp", eps_scale=1.0) <= 1.3 * exact
+
+
+@pytest.mark.parametrize(("z", "steps"), [(0.3, 7), (3.0, 10), (30.0, 40_000)])
+def test_equal_passes_are_one_gaussian(z, steps):
+    plan = equal(0.1, z, steps, SHUFFLED)
+    exact = gaussian_eps(math.sqrt(math.ceil(steps / 10)) / z, DELTA)
+    assert epsilon(plan, DELTA, "gdp", eps_scale=1.0) == pytest.approx(exact, rel=1e-9)
+
+
+def test_the_mean_multiplier_of_a_pass_would_spend_too_little(monkeypatch):
+    def mean(plan):
+        values = [run.release.noise_multiplier for run in plan.runs for _ in range(run.times)]
+        passes = [values[i : i + plan.epoch] for i in range(0, len(values), plan.epoch)]
+        return 1 / composed_mu([sum(each) / len(each) for each in passes])
+
+    monkeypatch.setattr(accountants, "pass_multiplier", mean)
+    with pytest.raises(AssertionError):
+        test_passes_compose_exactly_with_the_least_noise_of_each(SHUFFLED)
+
+
+def test_a_sample_that_takes_part_twice_in_a_pass_spends_more_than_is_charged():
+    # Why the sampler of passes must be exact: each sample in both of two releases.
+    charged = epsilon(equal(0.5, 2.0, 2, SHUFFLED), DELTA, "gdp", eps_scale=1.0)
+    assert gaussian_eps(composed_mu([2.0, 2.0]), DELTA) > 1.3 * charged
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_accountant_without_a_bound_for_the_scheme_is_refused(name):
+    plan = equal(0.1, 1.0, 3, SCHEMES[name])
+    for accountant in {"pld", "rdp", "gdp"} - set(SCHEMES[name].accountants):
+        with pytest.raises(ValueError, match=f"{accountant} gives no bound for {name} sampling"):
+            epsilon(plan, DELTA, accountant, eps_scale=1.0)
+    for accountant in SCHEMES[name].accountants:
+        assert epsilon(plan.prefix(0), DELTA, accountant, eps_scale=1.0) == 0.0
+        assert epsilon(plan.scaled(0.0), DELTA, accountant, eps_scale=1.0) == math.inf
+
+
+# Calibration
+
+TARGETS = [0.05, 1.0, 8.0, 100.0, 1000.0]
+PLANS = {"poisson": (0.02, 300), "fixed_size": (0.02, 300), "shuffled": (0.1, 95), "cyclic": (0.1, 95)}
+CASES = [(name, accountant) for name, scheme in SCHEMES.items() for accountant in scheme.accountants]
+SLOW = {("fixed_size", "rdp"), ("poisson", "pld")}
+
+
+@pytest.mark.parametrize(
+    ("name", "accountant", "eps"),
+    [
+        pytest.param(*case, eps, marks=pytest.mark.slow if case in SLOW and eps not in (1.0, 1000.0) else [])
+        for case in CASES
+        for eps in TARGETS
+    ],
+)
+def test_calibration_spends_the_target_and_no_more(name, accountant, eps):
+    plan = equal(*PLANS[name][:1], 1.0, PLANS[name][1], SCHEMES[name])
+    found = calibrate(plan, eps, DELTA, accountant)
+    assert 0.99 * eps <= found.eps <= eps
+    spent = epsilon(plan.scaled(found.noise_multiplier), DELTA, accountant, eps_scale=eps)
+    assert spent == pytest.approx(found.eps, rel=1e-12)
+
+
+def test_calibration_of_passes_has_a_closed_form():
+    for eps in TARGETS:
+        z = calibrate(equal(0.1, 1.0, 95, SHUFFLED), eps, DELTA, "gdp").noise_multiplier
+        assert 0.99 * eps <= gaussian_eps(math.sqrt(10) / z, DELTA) <= eps * (1 + 1e-9)
+
+
+# Plans of many different releases
+
+
+def linear_in_root(steps):
+    """Schedule (i) of adp.md 2.4, as alpha_t = 1/sqrt(eta_t)."""
+    slope = (0.1 - 1e-10) / math.sqrt(steps)
+    return [(0.1 - slope * math.sqrt(t)) ** -0.5 for t in range(steps)]
+
+
+def inverse_root(steps):
+    """Schedule (ii)."""
+    return [(20 + t) ** 0.25 for t in range(steps)]
+
+
+ADP = {"i": linear_in_root, "ii": inverse_root}
+Q = 0.00512
+T = 11_760
+BESIDE = (Part("histogram", 5.0),)
+
+
+def adp_plan(schedule, z, beside=()):
+    return Plan.of([Release(Q, z * scale, beside) for scale in ADP[schedule](T)])
+
+
+def joint_multipliers(plan):
+    """By the definition, 1/z^2 = 1/z_T^2 + 1/z_H^2."""
+    return np.array(
+        [
+            (run.release.noise_multiplier**-2 + sum(p.noise_multiplier**-2 for p in run.release.beside)) ** -0.5
+            for run in plan.runs
+        ]
+    )
+
+
+# All that dp-accounting has above 10.9, which are the best here where eps is small.
+LARGE_ORDERS = (*range(11, 64), 128, 256)
+
+
+def renyi_eps(multipliers, times, rate=Q, orders=range(2, 65)):
+    """Eps by the formula of integer orders (Mironov, Talwar and Zhang 2019, section 3.3), over every release."""
+    eps = []
+    for order in orders:
+        k = np.arange(order + 1)
+        log_binomial = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        terms = log_binomial + k * math.log(rate) + (order - k) * math.log1p(-rate)
+        each = logsumexp(terms + k * (k - 1) / 2 * multipliers[:, None] ** -2.0, axis=1) / (order - 1)
+        total = float(times @ each)
+        eps.append(total + math.log1p(-1 / order) - math.log(DELTA * order) / (order - 1))
+    return min(eps)
+
+
+@pytest.mark.parametrize("beside", [(), BESIDE], ids=["alone", "beside"])
+@pytest.mark.parametrize(
+    ("schedule", "z"),
+    [
+        ("i", 0.3),
+        ("ii", 1.0),
+        *(pytest.param(*s, marks=pytest.mark.slow) for s in (("i", 1.0), ("ii", 0.3), ("ii", 5.0))),
+    ],
+)
+def test_a_coarse_plan_spends_a_little_more_by_the_renyi_sum_over_all_steps(schedule, z, beside):
+    plan = adp_plan(schedule, z, beside)
+    exact = renyi_eps(joint_multipliers(plan), np.array([run.times for run in plan.runs]))
+    grouped = coarse(plan, DELTA)
+    assert len(grouped) == T
+    assert len(grouped.runs) < 150
+    spent = renyi_eps(joint_multipliers(grouped), np.array([run.times for run in grouped.runs]))
+    assert exact * (1 - 1e-9) <= spent < 1.015 * exact
+    if z == 1.0:
+        dense = renyi_eps(joint_multipliers(plan), np.ones(T), orders=LARGE_ORDERS)
+        assert dense * (1 - 1e-9) <= epsilon(plan, DELTA, "rdp", eps_scale=1.0) < 1.015 * dense
+
+
+@pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
+def test_a_coarse_plan_has_as_much_noise_or_less_in_every_release(scheme):
+    plan = Plan.of([Release(q, z * 1.001**i) for q in (0.02, 0.05) for z in (0.5, 2.0) for i in range(200)], scheme)
+    before, after = {}, {}
+    for target, each in ((before, plan), (after, coarse(plan, DELTA))):
+        for release, times in each.runs:
+            target.setdefault(release.sampling_rate, []).extend([release.joint.noise_multiplier] * times)
+    assert before.keys() == after.keys()
+    for rate in before:
+        assert all(np.array(sorted(after[rate])) <= np.array(sorted(before[rate])))
+    assert len(coarse(plan, DELTA).runs) < 60
+
+
+@pytest.mark.parametrize(
+    ("rate", "lowest", "steps", "beside"),
+    [
+        (0.05, 0.8, 24, BESIDE),
+        pytest.param(0.01, 0.5, 100, (), marks=pytest.mark.slow),
+        pytest.param(0.05, 2.0, 100, BESIDE, marks=pytest.mark.slow),
+    ],
+)
+def test_a_coarse_plan_spends_a_little_more_by_privacy_losses(rate, lowest, steps, beside):
+    plan = Plan.of([Release(rate, lowest * (1 + t / steps), beside) for t in range(steps)])
+    interval = 1e-3
+    exact = by_hand(
+        PLDAccountant(value_discretization_interval=interval), [((rate, z), 1) for z in joint_multipliers(plan)]
+    )
+    grouped = coarse(plan, DELTA)
+    assert len(grouped.runs) < steps
+    runs = [((run.release.sampling_rate, run.release.noise_multiplier), run.times) for run in grouped.runs]
+    spent = by_hand(PLDAccountant(value_discretization_interval=interval), runs)
+    assert exact * (1 - 1e-6) <= spent < 1.015 * exact
+    assert epsilon(plan, DELTA, "pld", eps_scale=exact) == pytest.approx(spent, rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "z"), [("i", 0.188), ("ii", 0.188), ("ii", 0.5)])
+def test_a_coarse_plan_spends_a_little_more_by_dp_accounting_on_a_fine_grid(schedule, z):
+    # Multipliers rounded to powers of 1.004, up and down: between the two is the truth.
+    bounds = []
+    for rounded in (np.ceil, np.floor):
+        powers, times = np.unique(rounded(np.log(z * np.array(ADP[schedule](T))) / math.log(1.004)), return_counts=True)
+        releases = [((Q, 1.004**power), int(n)) for power, n in zip(powers, times, strict=True) if 1.004**power < 1e4]
+        bounds.append(by_hand(RdpAccountant(), releases))
+    found = epsilon(adp_plan(schedule, z), DELTA, "rdp", eps_scale=1.0)
+    assert bounds[0] * (1 - 1e-6) <= found < 1.015 * bounds[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "eps"), list(product(ADP, (1.0, 8.0))))
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_calibration_of_a_schedule_of_thousands_of_steps(schedule, eps, accountant):
+    plan = adp_plan(schedule, 1.0)
+    found = calibrate(plan, eps, DELTA, accountant)
+    assert 0.99 * eps <= found.eps <= eps
+    assert epsilon(plan.scaled(found.noise_multiplier), DELTA, accountant, eps_scale=eps) == found.eps
+
+
+def test_calibration_of_different_releases_beside_a_part():
+    plan = Plan.of([Release(0.01, (20 + t) ** 0.25, BESIDE) for t in range(500)])
+    found = calibrate(plan, 2.0, DELTA, "rdp")
+    assert 0.99 * 2 <= found.eps <= 2
+    scaled = plan.scaled(found.noise_multiplier)
+    assert 0.98 * 2 < renyi_eps(joint_multipliers(scaled), np.ones(500), 0.01) <= 2.01
+
+
+# Parts beside
+
+
+def test_a_joint_release_adds_inverse_squares():
+    assert Release(0.1, 3.0, (Part("a", 4.0),)).joint == Release(0.1, 2.4)
+    three = Release(0.1, 2.0, (Part("a", 3.0), Part("b", 6.0))).joint
+    assert three.noise_multiplier == pytest.approx((1 / 4 + 1 / 9 + 1 / 36) ** -0.5, rel=1e-15)
+    assert Release(0.1, 0.0, BESIDE).joint.noise_multiplier == 0
+    assert Release(0.1, 1.0, (Part("a", 0.0),)).joint.noise_multiplier == 0
+    assert Release(0.1, 1.0).joint == Release(0.1, 1.0)
+
+
+# dc_sgd.md 2.7: joint sigma by Opacus' RDP accountant; (N, steps): {eps: sigma}, B = 256, delta = 1/N.
+DC_SGD = {
+    (60_000, 2350): {1: 1.129, 2: 0.842, 4: 0.668, 8: 0.544},
+    (50_000, 3920): {2: 0.967, 4: 0.739, 8: 0.596},
+    (73_257, 5740): {2: 0.893, 4: 0.699, 8: 0.570},
+}
+
+
+def check_dc_sgd(size, steps, eps, sigma):
+    q, delta = 256 / size, 1 / size
+    plan = Plan.of([Release(q, 1.0, BESIDE)] * steps)
+    of_gradient = calibrate(plan, eps, delta, "rdp").noise_multiplier
+    assert of_gradient == pytest.approx((sigma**-2 - 5.0**-2) ** -0.5, abs=1.5e-3)
+    assert by_hand(RdpAccountant(), [((q, sigma), steps)], delta) == pytest.approx(eps, rel=4e-3)
+
+
+@pytest.mark.parametrize(("setting", "eps"), [(s, eps) for s in DC_SGD for eps in DC_SGD[s]])
+def test_noise_beside_a_histogram_is_that_of_dc_sgd(setting, eps):
+    check_dc_sgd(*setting, eps, DC_SGD[setting][eps])
+
+
+@pytest.mark.parametrize(
+    ("setting", "sigma", "short", "true"), [((50_000, 3920), 0.967, 1.92, 2.0), ((60_000, 2350), 1.129, 0.956, 1.0)]
+)
+def test_forgetting_the_histogram_reports_too_small_an_eps(setting, sigma, short, true):
+    size, steps = setting
+    of_gradient = (sigma**-2 - 5.0**-2) ** -0.5
+    both = Plan.of([Release(256 / size, of_gradient, BESIDE)] * steps)
+    alone = Plan.of([Release(256 / size, of_gradient)] * steps)
+    assert epsilon(both, 1 / size, "rdp", eps_scale=1.0) == pytest.approx(true, abs=0.006)
+    assert epsilon(alone, 1 / size, "rdp", eps_scale=1.0) == pytest.approx(short, abs=0.006)
+
+
+def test_a_joint_release_that_ignores_what_is_beside_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(Release, "joint", property(lambda self: Release(self.sampling_rate, self.noise_multiplier)))
+    with pytest.raises(AssertionError):
+        check_dc_sgd(60_000, 2350, 1, 1.129)
+    with pytest.raises(AssertionError):
+        test_a_joint_release_adds_inverse_squares()
+
+
+# Accounts that grow
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_an_account_that_grows_is_the_account_from_scratch(accountant):
+    releases = [Release(0.02, 1.0)] * 30 + [Release(0.02, 2.0)] * 50 + [Release(0.05, 2.0, BESIDE)] * 20
+    plan = Plan.of(releases)
+    growing = Account(plan, DELTA, accountant, eps_scale=1.0)
+    for made in (0, 1, 7, 30, 31, 31, 79, 81, 100):
+        scratch = epsilon(plan.prefix(made), DELTA, accountant, eps_scale=1.0)
+        assert growing.epsilon(made) == pytest.approx(scratch, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "gdp"])
+@pytest.mark.parametrize("correlation", [None, Tree(restart=True)])
+def test_an_account_of_passes_that_grows_is_the_account_from_scratch(accountant, correlation):
+    plan = Plan.of([Release(0.25, 2.0 + t % 3) for t in range(11)], SHUFFLED, 4, correlation)
+    growing = Account(plan, DELTA, accountant, eps_scale=1.0)
+    for made in (0, 1, 4, 5, 8, 8, 11):
+        assert growing.epsilon(made) == pytest.approx(
+            epsilon(plan.prefix(made), DELTA, accountant, eps_scale=1.0), rel=1e-6
+        )
+
+
+def test_an_account_of_fixed_size_batches_that_grows_is_the_account_from_scratch():
+    plan = Plan.of([Release(0.02, 1.0)] * 30 + [Release(0.02, 2.0)] * 50, FIXED_SIZE)
+    growing = Account(plan, DELTA, "rdp", eps_scale=1.0)
+    for made in (0, 1, 30, 70, 80):
+        scratch = epsilon(plan.prefix(made), DELTA, "rdp", eps_scale=1.0)
+        assert growing.epsilon(made) == pytest.approx(scratch, rel=1e-6)
+
+
+def test_an_account_of_many_different_releases_never_spends_less_than_they_do():
+    plan = adp_plan("ii", 1.0)
+    growing = Account(plan, DELTA, "rdp", eps_scale=1.0)
+    multipliers = joint_multipliers(plan)
+    for made in (20, 1000, 6000, T):
+        exact = renyi_eps(multipliers[:made], np.ones(made), orders=LARGE_ORDERS)
+        assert exact * (1 - 1e-9) <= growing.epsilon(made) < (1.015 if made == T else 1.1) * exact
+    assert growing.epsilon(T) == pytest.approx(epsilon(plan, DELTA, "rdp", eps_scale=1.0), rel=1e-6)
+
+
+# Ledgers that are not what was run
+
+
+def ledger_of(plan, accountant="rdp"):
+    return Ledger(plan, eps=1.0, delta=DELTA, accountant=accountant)
+
+
+def test_a_plan_scaled_after_its_ledger_was_opened_is_refused():
+    opened = ledger_of(equal(0.1, 2.0, 4))
+    with pytest.raises(BudgetError, match="refused"):
+        opened.record(equal(0.1, 2.0, 4).scaled(0.5).runs[0].release)
+    opened.record(Release(0.1, 2.0))
+    opened.plan = opened.plan.scaled(2.0)
+    with pytest.raises(BudgetError, match="planned"):
+        opened.record(Release(0.1, 2.0))
+    assert not opened.complete()
+
+
+def test_a_release_recorded_twice_leaves_none_for_the_end():
+    opened = ledger_of(equal(0.1, 2.0, 4))
+    for _ in range(2):
+        opened.record(Release(0.1, 2.0))
+        opened.record(Release(0.1, 2.0))
+    with pytest.raises(BudgetError, match="all 4 planned releases are spent"):
+        opened.record(Release(0.1, 2.0))
+
+
+def test_a_ledger_resumed_from_an_empty_state_never_is_complete():
+    first = ledger_of(equal(0.1, 2.0, 4))
+    empty = first.state_dict()
+    for _ in range(2):
+        first.record(Release(0.1, 2.0))
+    with pytest.raises(BudgetError, match="2 releases were made"):
+        first.load_state_dict(empty)
+    assert len(first) == 2
+
+    resumed = ledger_of(equal(0.1, 2.0, 4))
+    resumed.load_state_dict(empty)
+    for _ in range(2):  # what is left of the run
+        resumed.record(Release(0.1, 2.0))
+    assert not resumed.complete()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Ledger(equal(0.1, 2.0, 5), eps=1.0, delta=DELTA, accountant="rdp"),
+        Ledger(equal(0.1, 2.0, 4), eps=1.0, delta=1e-6, accountant="rdp"),
+        Ledger(equal(0.1, 2.0, 4, FIXED_SIZE), eps=1.0, delta=DELTA, accountant="rdp"),
+        Ledger(equal(0.1, 2.0, 4, SHUFFLED), eps=1.0, delta=DELTA, accountant="rdp"),
+    ],
+    ids=["length", "delta", "fixed size", "passes"],
+)
+def test_a_ledger_of_another_plan_is_not_continued(other):
+    other.record(Release(0.1, 2.0))
+    with pytest.raises(BudgetError, match="another plan"):
+        ledger_of(equal(0.1, 2.0, 4)).load_state_dict(other.state_dict())
+
+
+def test_a_ledger_continues_in_the_middle_of_different_releases_beside_parts():
+    plan = Plan.of([Release(0.1, 2.0 + t // 2, BESIDE) for t in range(7)])
+    first, resumed = ledger_of(plan), ledger_of(plan)
+    releases = [run.release for run in plan.runs for _ in range(run.times)]
+    for release in releases[:3]:
+        first.record(release)
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.epsilon() == pytest.approx(first.epsilon(), rel=1e-12)
+    for release in releases[3:]:
+        first.record(release)
+        resumed.record(release)
+    assert resumed.complete()
+    assert resumed.state_dict() == first.state_dict()
+    assert resumed.epsilon() == epsilon(plan, DELTA, "rdp", eps_scale=1.0)
+
+
+def test_pass_multiplier_of_no_release_is_none():
+    assert pass_multiplier(equal(0.1, 1.0, 0, SHUFFLED)) == math.inf
+
+
+def test_delta_by_the_closed_form_is_reached():
+    z = calibrate(equal(0.5, 1.0, 8, SHUFFLED), 3.0, DELTA, "gdp").noise_multiplier
+    assert gaussian_delta(3.0, 2 / z) <= DELTA < gaussian_delta(2.99, 2 / z)
