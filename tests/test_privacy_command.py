@@ -1,0 +1,131 @@
+import contextlib
+import io
+import json
+import math
+import re
+
+import pytest
+import torch
+from cli import only_record, run
+from helpers import assembled, composed
+
+from dpbench.cli.privacy import main
+from dpbench.privacy import calibrate
+from dpbench.privacy.gaussian import SecureGaussian
+from dpbench.privacy.guarantee import statement
+from dpbench.privacy.tuning import RandomStopping
+from dpbench.training.budget import budget
+
+SMALL = ("dataset=digits", "batch_size=128", "epochs=5")
+
+
+def table(text: str) -> dict[str, list[str]]:
+    """Rows of all tables: name, and the cells behind it."""
+    rows = (re.split(r"\s{2,}", line.strip()) for line in text.splitlines())
+    return {cells[0]: cells[1:] for cells in rows if len(cells) > 1}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert main([*SMALL, "eps=1,8", "--grid", "4"]) == 0
+        return out.getvalue()
+
+
+def test_every_scheme_and_accountant_has_its_multiplier(printed):
+    rows = table(printed)
+    for name in ("poisson, pld", "poisson, rdp", "fixed_size, rdp", "shuffled, gdp", "cyclic, rdp"):
+        sampler, accountant = name.split(", ")
+        for cell, eps in zip(rows[name], (1, 8), strict=True):
+            config = composed(*SMALL, f"privacy={sampler}", f"privacy.accountant={accountant}", f"eps={eps}")
+            assert float(cell) == pytest.approx(budget(config).noise_multiplier, rel=1e-3)
+
+
+def test_cost_of_tuning_is_that_of_its_theorem(printed):
+    rows = table(printed)
+    plan = composed(*SMALL).release_plan()
+    delta = composed(*SMALL).delta_value
+    each = RandomStopping.over(4).per_run(8.0, delta)
+    wanted = calibrate(plan, each.run_eps, each.run_delta, "rdp").noise_multiplier
+    stopping = next(cells for name, cells in rows.items() if name.startswith("random stopping"))
+    assert float(stopping[1]) == pytest.approx(wanted, rel=1e-3)
+    none, everything = float(rows["no tuning"][1]), float(rows["all 4 results published"][1])
+    assert none < everything < 2.2 * none  # four runs need at most about twice the noise
+
+
+@pytest.mark.parametrize("eps", ["eps=1", "eps=8"])
+def test_the_guarantee_names_what_it_rests_on(printed, eps):
+    paragraph = next(line for line in printed.splitlines() if line.startswith(f"{eps} (noise multiplier"))
+    for part in ("1437 training samples", "add or remove one sample", "independently", "Not counted:", "57 steps"):
+        assert part in paragraph
+
+
+def test_a_given_multiplier_is_turned_into_eps(capsys):
+    assert main([*SMALL, "privacy.noise_multiplier=2.5"]) == 0
+    rows = table(capsys.readouterr().out)
+    spent = budget(composed(*SMALL, "privacy.noise_multiplier=2.5")).eps
+    assert float(rows["poisson, pld"][0]) == pytest.approx(spent, rel=1e-3)
+    assert "poisson, central limit (not a bound)" in rows
+
+
+def test_other_releases_and_other_accounting_are_said(capsys):
+    assert main([*SMALL, "algo=dcsgd_p", "privacy=as_published", "--grid", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "histogram of norms of the same batch is released, and counted" in out
+    assert re.search(r"Accounting differs: the rule that set the noise would have stated eps=(8|7\.99\d);", out)
+
+
+def test_no_noise_is_no_guarantee():
+    plan = composed(*SMALL).release_plan().scaled(0.0)
+    text = statement(plan, eps=math.inf, delta=1e-5, accountant="pld", size=10, published=None)
+    assert text.startswith("No guarantee")
+
+
+@pytest.mark.parametrize(
+    ("typed", "complaint"),
+    [
+        (["eps=-1"], "eps=-1: expected"),
+        (["eps=inf"], "without noise there is nothing to account for"),
+        (["--grid", "0"], "--grid=0: expected a whole number > 0"),
+        (["--grid", "many"], "invalid int value"),
+        (["privacy=shufled"], "did you mean shuffled?"),
+        (["privacy.accountant=gdp"], "valid for poisson sampling: pld, rdp"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, typed, complaint):
+    assert main(typed) == 2
+    said = capsys.readouterr().err.strip()
+    assert complaint in said
+    assert "\n" not in said
+
+
+def test_help_is_printed(capsys):
+    assert main(["--help"]) == 0
+    assert "python -m dpbench.privacy" in capsys.readouterr().out
+
+
+def test_a_run_with_secure_noise_is_recorded_and_cannot_be_repeated(tmp_path):
+    settings = ("privacy.secure_noise=true", "epochs=1", "privacy.accountant=rdp")
+    outcomes = [run(tmp_path / name, *settings) for name in ("a", "b")]
+    losses = []
+    for outcome in outcomes:
+        assert outcome.code == 0
+        record = only_record(outcome.results)
+        losses.append(json.loads((record / "summary.json").read_text())["test_loss"])
+    assert losses[0] != losses[1]
+
+
+def test_secure_noise_has_the_declared_deviation_in_a_step():
+    parts = assembled(composed("privacy.secure_noise=true", "model=linear"), noise_multiplier=3.0)
+    assert isinstance(parts.step.noise_source, SecureGaussian)
+    seen = []
+    parts.step.recorder = type("R", (), {"unnoised": lambda *_: None, "private": lambda _, g: seen.append(g.clone())})()
+    for _ in range(40):
+        parts.step([])
+    noise = torch.stack(seen)
+    # 26,000 normals: the variance is within 5.5 of its deviations but with probability below 1e-7.
+    wanted = (3.0 / parts.step.expected_batch) ** 2
+    assert noise.var() == pytest.approx(wanted, rel=5.5 * math.sqrt(2 / noise.numel()))
