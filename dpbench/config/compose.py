@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -165,7 +166,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
         if not lines:
             patterns = ", ".join(str(o.input_line) for o in own if o.is_sweep_override())
             raise UserError(f"{patterns}: no option matches")
-        return [_job(tuple(line), config_dirs) for line in lines]
+        composer = _Composer(config_dirs)
+        return [_job(tuple(line), composer) for line in lines]
 
 
 def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Override]:
@@ -188,16 +190,44 @@ def _compose(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfi
     return compose("config", [*overrides, *search], return_hydra_config=True)
 
 
-def _job(overrides: tuple[str, ...], config_dirs: Sequence[Path]) -> Job:
+class _Composer:
+    """Composes many command lines; those that choose the same options share the reading of files."""
+
+    def __init__(self, config_dirs: Sequence[Path]) -> None:
+        self.config_dirs = config_dirs
+        self._of_choices: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+
+    def __call__(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+        """What Hydra composes of these overrides, and the chosen option of each group."""
+        options = tuple(line for line in overrides if line.partition("=")[0] in GROUPS)
+        if options not in self._of_choices:
+            self._of_choices[options] = self._whole(options)
+        shared, choices = self._of_choices[options]
+        composed = deepcopy(shared)
+        try:
+            for override in _parse([line for line in overrides if line not in options], self.config_dirs):
+                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException:
+            return self._whole(overrides)  # whose error says which override is meant
+        return composed, choices
+
+    def _whole(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+        composed = _compose(overrides, self.config_dirs)
+        choices = chosen(composed.hydra.runtime.choices)
+        OmegaConf.set_struct(composed, False)
+        del composed["hydra"]
+        OmegaConf.set_struct(composed, True)
+        return composed, choices
+
+
+def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:
     try:
-        composed = _compose(overrides, config_dirs)
+        composed, choices = compose_line(overrides)
     except Exception as error:
         bad = unknown_setting(error, overrides)
         if bad is not None:
             rest = [line for line in overrides if line != bad]
-            raise no_such_setting(bad, _compose(rest, config_dirs)) from error
+            raise no_such_setting(bad, _compose(rest, compose_line.config_dirs)) from error
         raise explain(error, overrides) from error
-    choices = chosen(composed.hydra.runtime.choices)
     OmegaConf.set_struct(composed, False)
-    del composed["hydra"]
     return Job(overrides, load(composed), choices)
