@@ -46,7 +46,7 @@ class FlatParameters:
     def views(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector of shape (..., d) in the shapes (..., *parameter)."""
         parts = vector.split(self._sizes, dim=-1)
-        return [part.view(*part.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        return [part.view((*part.shape[:-1], *p.shape)) for part, p in zip(parts, self.parameters, strict=True)]
 
     @contextmanager
     def at(self, iterate: Tensor) -> Iterator[None]:
