@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,9 @@ def load_artefact(path: Path) -> Artefact:
         raise UserError(error.message, field=f"{where}: {error.field}", value=error.value) from error
 
 
-def _natural(name: str) -> tuple[str, int]:
-    """Sorts table_10 behind table_9."""
-    kind, _, number = name.partition("_")
-    return kind, int(number) if number.isdigit() else 0
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sorts table_10 behind table_9, and figure_6b behind figure_6a."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 class _Reader:

@@ -13,6 +13,19 @@ from dpbench.errors import require
 
 PAPERS = ("doppler", "disk", "adp", "dp_pmlf", "dc_sgd")
 STATISTICS = ("last", "best")
+# What a number may be of: entries of summary.json, numbers that a program computes, and what has no record.
+METRICS = (
+    "test_accuracy",
+    "test_error",
+    "validation_accuracy",
+    "test_loss",
+    "bleu",
+    "rouge_l",
+    "meteor",
+    "nist",
+    "cider",
+)
+WITHOUT_RUNS = ("computed", "selected", "wall_seconds")
 
 
 class Kind(StrEnum):
@@ -94,6 +107,10 @@ class Cell:
     needs: Needs
     minus: tuple[str, str, str] | None = None
     quoted: str | None = None
+
+    def __post_init__(self) -> None:
+        known = METRICS + WITHOUT_RUNS
+        require(self.metric in known, "metric", self.metric, f"one of {', '.join(known)}")
 
     @property
     def runs(self) -> bool:

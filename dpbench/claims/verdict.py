@@ -88,13 +88,12 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     contradicted, and a margin may be missed by the tolerance of values.
     """
     pairs = tuple(pairs_of(artefact, order))
-    cells = [cell for pair in pairs for cell in pair]
-    parts = [part for cell in cells for part in sources(artefact, cell)]
-    found = [measure(part) for part in parts]
+    parts = [cell for pair in pairs for cell in pair]
+    found = [_number(cell, measure) for cell in parts]
     obstacle = _obstacle(artefact, order.says, parts, found)
     if obstacle is not None:
         return obstacle
-    verdicts = [_pair(order, above, measure(above), measure(below)) for above, below in pairs]
+    verdicts = [_pair(order, above, _number(above, measure), _number(below, measure)) for above, below in pairs]
     holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
     detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(pairs) - holds - fails}"
     asked = len(pairs) if order.pairs is None else order.pairs
@@ -106,12 +105,12 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     """The verdict on a trend: the mean change from one end of the axis to the other, against its noise."""
     changes = tuple(changes_of(artefact, trend))
     parts = [cell for change in changes for cell, _ in change]
-    found = [measure(part) for part in parts]
+    found = [_number(part, measure) for part in parts]
     obstacle = _obstacle(artefact, trend.says, parts, found)
     if obstacle is not None:
         return obstacle
     sign = 1 if trend.rising else -1
-    terms = [[(weight * sign, measure(cell)) for cell, weight in change] for change in changes]
+    terms = [[(weight * sign, _number(cell, measure)) for cell, weight in change] for change in changes]
     mean = statistics.fmean(sum(weight * one.mean for weight, one in change) for change in terms)
     error = math.hypot(*(_standard_error(one) for change in terms for _, one in change)) / len(terms)
     outcome = _sign(mean, 2 * error)
@@ -133,11 +132,15 @@ def sources(artefact: Artefact, cell: Cell) -> tuple[Cell, ...]:
 
 
 def pairs_of(artefact: Artefact, order: Order) -> Iterator[tuple[Cell, Cell]]:
-    """Cells that an order compares, the one said to be above first; they differ on the axes of the order alone."""
+    """Cells that an order compares, the one said to be above first; they differ on the axes of the order alone.
+
+    A quoted cell without a number has nothing to compare with.
+    """
     for above in artefact.select({**order.at, **order.higher}):
         for labels in itertools.product(*order.lower.values()):
             below = _sibling(artefact, above, dict(zip(order.lower, labels, strict=True)))
-            if below.at != above.at:
+            numbers = all(cell.quoted is None or cell.printed is not None for cell in (above, below))
+            if below.at != above.at and numbers:
                 yield above, below
 
 
@@ -155,6 +158,13 @@ def changes_of(artefact: Artefact, trend: Trend) -> Iterator[tuple[tuple[Cell, i
 def _sibling(artefact: Artefact, cell: Cell, labels: Mapping[str, str]) -> Cell:
     (found,) = artefact.select({axis: (label,) for axis, label in {**cell.at, **labels}.items()})
     return found
+
+
+def _number(cell: Cell, measure: Measure) -> Measured:
+    """What a cell contributes to an order: its runs' numbers, or the one that the paper quotes."""
+    if cell.quoted is None or cell.printed is None:
+        return measure(cell)
+    return Measured((cell.printed.value,), 1, {})
 
 
 def _pair(order: Order, cell: Cell, above: Measured, below: Measured) -> Outcome:
@@ -212,12 +222,8 @@ def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequ
         detail = ", ".join(f"{how} ({folder})" for folder, how in sorted(broken.items())[:3])
         return Finding(artefact.where, claim, Outcome.FAILED, detail)
     if unstarted:
-        if any(cell.quoted for cell in unstarted):
-            detail = f"compares with {next(cell.quoted for cell in unstarted if cell.quoted)}, which is quoted"
-        elif all(cell.metric == "computed" for cell in unstarted):
-            detail = "not computed yet"
-        else:
-            detail = f"needs {cost(unstarted).in_words()}"
+        computed = all(cell.metric == "computed" for cell in unstarted)
+        detail = "not computed yet" if computed else f"needs {cost(unstarted).in_words()}"
         return Finding(artefact.where, claim, Outcome.NOT_RUN, detail)
     cell, one = short[0]
     detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {one.mean:.4g}{cell.unit}"
