@@ -26,14 +26,14 @@ class Measured:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid".
-        missing: configurations of a search of which no run has finished.
+        missing: whether a search has a configuration of which no run has finished yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
     """
 
     values: tuple[float, ...]
     wanted: int
     broken: Mapping[str, str]
-    missing: int = 0
+    missing: bool = False
     overspent: float | None = None
 
     @property
@@ -72,13 +72,16 @@ class Evidence:
         """
         if cell.metric == "computed":
             return self._computed(artefact, cell)
-        found = [self._runs(cell, candidate) for candidate in cell.candidates]
-        broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        missing = sum(not runs.values for runs in found) if len(found) > 1 else 0
-        # A candidate that diverged has lost; one of which nothing is known may still win.
-        missing -= sum(not runs.values and bool(runs.broken) for runs in found) if len(found) > 1 else 0
+        found = []
+        for candidate in cell.candidates:
+            runs = self._runs(cell, candidate)
+            # One that diverged has lost; one of which nothing is known may still win, so there is no winner yet.
+            if not runs.values and not runs.broken and len(cell.candidates) > 1:
+                return Measured((), cell.seeds, {}, missing=True)
+            found.append(runs)
         winner = max(found, key=lambda runs: runs.values[0] if runs.values else -math.inf)
-        return Measured(winner.values[: cell.seeds], cell.seeds, broken, missing, winner.overspent)
+        broken = {folder: how for runs in found for folder, how in runs.broken.items()}
+        return Measured(winner.values[: cell.seeds], cell.seeds, broken, overspent=winner.overspent)
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
@@ -104,7 +107,7 @@ class Evidence:
             elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
                 broken[str(folder)] = str(status["status"])
         by_seed = tuple(values[seed] for seed in sorted(values))
-        return Measured(by_seed, cell.seeds, broken, 0, max(spent, default=None))
+        return Measured(by_seed, cell.seeds, broken, overspent=max(spent, default=None))
 
 
 def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:

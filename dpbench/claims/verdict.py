@@ -61,7 +61,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     """
     if cell.printed is None:
         return None
-    claim = f"{cell.place}: {cell.printed.value:g}{cell.unit}"
+    claim = f"{cell.place}: {_amount(cell.printed.value, cell)}"
     if cell.quoted is not None:
         return Finding(artefact.where, claim, Outcome.NOT_RUN, f"quoted from {cell.quoted}; no run of the paper's")
     parts = sources(artefact, cell)
@@ -73,7 +73,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
     allowed = _allowed(cell.tolerance, error)
     difference = value - cell.printed.value
-    detail = f"{value:.4g}{cell.unit} over {len(found[0].values)} runs, {difference:+.3g}, allowed ±{allowed:.3g}"
+    detail = f"{_amount(value, cell)} over {len(found[0].values)} runs, {difference:+.3g}, allowed ±{allowed:.3g}"
     # What rounding leaves of a difference that is just allowed is allowed.
     near = abs(difference) <= allowed + 1e-9 * max(1.0, abs(cell.printed.value))
     outcome = Outcome.REPRODUCED if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
@@ -201,6 +201,10 @@ def _allowed(tolerance: Tolerance, error: float) -> float:
     return max(tolerance.points, tolerance.errors * error)
 
 
+def _amount(value: float, cell: Cell) -> str:
+    return f"{value:.4g} {cell.unit}".strip()
+
+
 def _standard_error(one: Measured) -> float:
     return 0.0 if one.spread is None else one.spread / math.sqrt(len(one.values))
 
@@ -226,14 +230,14 @@ def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequ
         detail = "not computed yet" if computed else f"needs {cost(unstarted).in_words()}"
         return Finding(artefact.where, claim, Outcome.NOT_RUN, detail)
     cell, one = short[0]
-    detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {one.mean:.4g}{cell.unit}"
+    detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_amount(one.mean, cell)}"
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
 
 
 def _accounted(finding: Finding, cells: Sequence[Cell], found: Sequence[Measured]) -> Finding:
     """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
-    spent = {cell.overrides.get("eps", "?"): one.overspent for cell, one in zip(cells, found, strict=True)}
-    over = {asked: eps for asked, eps in spent.items() if eps is not None}
+    both = zip(cells, found, strict=True)
+    over = {cell.overrides["eps"]: one.overspent for cell, one in both if one.overspent is not None}
     if not over:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
