@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dpbench.claims.notation import BETWEEN, Labels, Overrides, Printed, parse_grid, parse_overrides, parse_printed
+from dpbench.claims.pairs import check_claims
 from dpbench.claims.schema import PAPERS, STATISTICS, Artefact, Cell, Claim, Kind, Needs, Order, Tolerance, Trend, Words
+from dpbench.claims.strict_yaml import read_yaml
 from dpbench.errors import UserError, require
 
 NOT_PRINTED = "not printed"
@@ -53,11 +53,7 @@ def load_artefact(path: Path) -> Artefact:
     """
     where = f"{path.parent.name}/{path.name}"
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: expected YAML; {error}") from error
-    try:
-        return _Reader(path, content).artefact()
+        return _Reader(path, read_yaml(path)).artefact()
     except UserError as error:
         raise UserError(error.message, field=f"{where}: {error.field}", value=error.value) from error
 
@@ -95,7 +91,7 @@ class _Reader:
         require(bool(cells) or not trained, "rows", None, "cells of what is trained")
         claims = [self._claim(index, claim) for index, claim in enumerate(content.get("claims") or [])]
         readings = {str(key): str(text) for key, text in self._mapping(content.get("readings"), "readings").items()}
-        return Artefact(
+        artefact = Artefact(
             paper=self.path.parent.name,
             name=self.path.stem,
             title=self._text("title"),
@@ -110,6 +106,8 @@ class _Reader:
             deviations=tuple(str(line) for line in content.get("deviations") or []),
             readings=readings,
         )
+        check_claims(artefact)
+        return artefact
 
     def _text(self, key: str) -> str:
         value = self.content.get(key)

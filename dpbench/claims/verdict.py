@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
-from dpbench.claims.schema import Artefact, Cell, Order, Selection, Tolerance, Trend, Words
+from dpbench.claims.pairs import changes_of, pairs_of, sources
+from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
 
 
 class Outcome(StrEnum):
@@ -121,43 +121,6 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
 def judge_words(artefact: Artefact, words: Words) -> Finding:
     """A claim that no number decides, with the reason."""
     return Finding(artefact.where, words.says, Outcome.NOT_JUDGED, words.why)
-
-
-def sources(artefact: Artefact, cell: Cell) -> tuple[Cell, ...]:
-    """The cells that have the runs behind a cell: itself, or the two that it is the difference of."""
-    if cell.minus is None:
-        return (cell,)
-    axis, first, second = cell.minus
-    return tuple(_sibling(artefact, cell, {axis: label}) for label in (first, second))
-
-
-def pairs_of(artefact: Artefact, order: Order) -> Iterator[tuple[Cell, Cell]]:
-    """Cells that an order compares, the one said to be above first; they differ on the axes of the order alone.
-
-    A quoted cell without a number has nothing to compare with.
-    """
-    for above in artefact.select({**order.at, **order.higher}):
-        for labels in itertools.product(*order.lower.values()):
-            below = _sibling(artefact, above, dict(zip(order.lower, labels, strict=True)))
-            numbers = all(cell.quoted is None or cell.printed is not None for cell in (above, below))
-            if below.at != above.at and numbers:
-                yield above, below
-
-
-def changes_of(artefact: Artefact, trend: Trend) -> Iterator[tuple[tuple[Cell, int], ...]]:
-    """The cells, with their signs, that make up each change along the axis of a trend."""
-    of: Selection = {} if trend.of is None else {trend.of[0]: (trend.of[1],)}
-    for start in artefact.select({**trend.at, trend.along: (trend.ends[0],), **of}):
-        end = _sibling(artefact, start, {trend.along: trend.ends[1]})
-        terms = [(end, 1), (start, -1)]
-        if trend.of is not None:
-            terms += [(_sibling(artefact, cell, {trend.of[0]: trend.of[2]}), -sign) for cell, sign in terms]
-        yield tuple(terms)
-
-
-def _sibling(artefact: Artefact, cell: Cell, labels: Mapping[str, str]) -> Cell:
-    (found,) = artefact.select({axis: (label,) for axis, label in {**cell.at, **labels}.items()})
-    return found
 
 
 def _number(cell: Cell, measure: Measure) -> Measured:
