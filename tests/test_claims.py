@@ -569,7 +569,7 @@ def first_of_their_kind() -> dict[str, list[Cell]]:
 
 
 def compose(cells: list[Cell], *, last: bool) -> None:
-    """Compose what can be, of a search the first candidate and perhaps the last, and mark the test where options are missing, by their names."""
+    """Compose what can be, of a search its first candidate or both ends; xfail with the names of missing options."""
     for cell in cells:
         if not unknown(cell):
             for candidate in {cell.candidates[0], cell.candidates[-1 if last else 0]}:
