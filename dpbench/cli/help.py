@@ -31,7 +31,8 @@ Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a fol
 def help_text() -> str:
     """Usage, groups with their options, and settings with their defaults."""
     conf = conf_folder()
-    groups = sorted(folder for folder in conf.iterdir() if folder.is_dir())
+    # conf/paper holds what the papers claim, in folders of its own: nothing that a run chooses.
+    groups = sorted(folder for folder in conf.iterdir() if folder.is_dir() and folder.name != "paper")
     chosen = _chosen(conf / "config.yaml")
     parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
     for folder in groups:

@@ -1,0 +1,47 @@
+"""What the papers claim, and what the records say about it. Reads files and records, imports nothing of training.
+
+A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
+
+| key | content |
+|---|---|
+| `title`, `source` | what it is, and the section of the specification |
+| `kind`, `reason` | trained, computed or not reproducible; the last two say how or why |
+| `rows`, `columns` | axes; of each its labels, with the overrides that they stand for |
+| `common`, `where`, `each` | overrides of all cells, of those named by labels, and of single cells as a table |
+| `values` | the numbers as printed, a table as text; or "not printed" |
+| `sparse` | true: only rows that `values` lists exist |
+| `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
+| `needs` | weights, and hours of a run on a GPU as the specification estimates them |
+| `claims` | orders, trends and words beside the values; `printed: false` where the paper's numbers contradict them |
+| `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |
+
+An override with several values, ``optim.lr=0.1,0.2``, is a search: the cell is the best of it. Lines of `where` may
+also say that cells are absent, quoted from another publication, or the difference of two others (`minus`). A computed
+number is looked up in <results_dir>/computed/<paper>/<artefact>.json by its place in words, such as
+"data MNIST, delta here".
+"""
+
+from dpbench.claims.evidence import Evidence, Measured
+from dpbench.claims.load import load_all, load_artefact
+from dpbench.claims.needs import cost, needs_of
+from dpbench.claims.schema import PAPERS, Artefact, Cell, Kind
+from dpbench.claims.scorecard import Scorecard, judge, score
+from dpbench.claims.verdict import Finding, Outcome
+
+__all__ = [
+    "PAPERS",
+    "Artefact",
+    "Cell",
+    "Evidence",
+    "Finding",
+    "Kind",
+    "Measured",
+    "Outcome",
+    "Scorecard",
+    "cost",
+    "judge",
+    "load_all",
+    "load_artefact",
+    "needs_of",
+    "score",
+]

@@ -1,0 +1,127 @@
+"""What the records say about a cell. Only whole runs count: those of the cell's own configuration that finished."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpbench.claims.schema import Artefact, Cell
+from dpbench.tracking.record import Status, read_json
+
+# Eps that the account may exceed the printed one by before the two are said to differ: what calibration leaves.
+SLACK = 1.01
+ACCURACY = "test_accuracy"
+PERCENT = {"%": 100.0}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the runs of a cell came to.
+
+    Attributes:
+        values: of the runs that finished, in the unit of the printed number, by seed.
+        wanted: how many runs the cell asks for.
+        broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid".
+        missing: whether a search has a configuration of which no run has finished yet.
+        overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
+    """
+
+    values: tuple[float, ...]
+    wanted: int
+    broken: Mapping[str, str]
+    missing: bool = False
+    overspent: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean over runs; NaN without any."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over runs (ddof = 1); None for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def enough(self) -> bool:
+        """Whether all runs that the cell asks for have finished."""
+        return not self.missing and len(self.values) >= self.wanted
+
+
+class Evidence:
+    """Looks up records.
+
+    Attributes:
+        results_dir: folder of the records.
+        hash_of: the configuration hash of a run from its overrides; None where its groups don't exist.
+    """
+
+    def __init__(self, results_dir: Path, hash_of: Callable[[tuple[str, ...]], str | None]) -> None:
+        self.results_dir = results_dir
+        self.hash_of = hash_of
+
+    def measure(self, artefact: Artefact, cell: Cell) -> Measured:
+        """What the records say about a cell; computed numbers come from <results_dir>/computed.
+
+        A search is judged as the papers ran theirs: the candidate that is best at the first seed is the winner, and
+        its runs with all seeds are the cell's.
+        """
+        if cell.metric == "computed":
+            return self._computed(artefact, cell)
+        found = []
+        for candidate in cell.candidates:
+            runs = self._runs(cell, candidate)
+            # One that diverged has lost; one of which nothing is known may still win, so there is no winner yet.
+            if not runs.values and not runs.broken and len(cell.candidates) > 1:
+                return Measured((), cell.seeds, {}, missing=True)
+            found.append(runs)
+        winner = max(found, key=lambda runs: runs.values[0] if runs.values else -math.inf)
+        broken = {folder: how for runs in found for folder, how in runs.broken.items()}
+        return Measured(winner.values[: cell.seeds], cell.seeds, broken, overspent=winner.overspent)
+
+    def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
+        """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
+        content = read_json(self.results_dir / "computed" / artefact.paper / f"{artefact.name}.json")
+        value = content.get(cell.place)
+        return Measured(() if value is None else (float(value),), 1, {})
+
+    def _runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+        digest = self.hash_of(overrides)
+        folders = sorted((self.results_dir / "runs" / digest).glob("[0-9]*")) if digest else []
+        values: dict[int, float] = {}
+        broken: dict[str, str] = {}
+        spent: list[float] = []
+        for folder in folders:
+            if not folder.name.isdigit():
+                continue  # the second attempt at a run, beside the record of the first
+            status = read_json(folder / "status.json")
+            summary = read_json(folder / "summary.json")
+            value = _value(cell, summary)
+            if status.get("status") == Status.FINISHED and value is not None:
+                values[int(folder.name)] = value
+                spent += _overspent(summary)
+            elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
+                broken[str(folder)] = str(status["status"])
+        by_seed = tuple(values[seed] for seed in sorted(values))
+        return Measured(by_seed, cell.seeds, broken, overspent=max(spent, default=None))
+
+
+def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
+    """The number of one run in the unit of the cell; None where the record has none."""
+    entry: Any = summary.get(ACCURACY if cell.metric == "test_error" else cell.metric)
+    if isinstance(entry, dict):
+        entry = entry.get("final" if cell.statistic == "last" else "best")
+    if not isinstance(entry, (int, float)) or not math.isfinite(entry):
+        return None
+    value = 1 - entry if cell.metric == "test_error" else float(entry)
+    return value * PERCENT.get(cell.unit, 1.0)
+
+
+def _overspent(summary: Mapping[str, Any]) -> list[float]:
+    """The eps that a run spent, if that is more than the one it was asked for."""
+    spent, asked = float(summary.get("eps") or math.nan), float(summary.get("target_eps") or math.nan)
+    return [spent] if spent > asked * SLACK else []

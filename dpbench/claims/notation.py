@@ -1,0 +1,115 @@
+"""The compact notation of conf/paper: overrides in a line, numbers as papers print them, tables as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from dpbench.errors import UserError, require
+
+NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+PRINTED = re.compile(
+    rf"(?:(?P<minutes>\d+)m(?P<seconds>\d+)s|(?P<value>{NUMBER}(?:/\d+)?))"
+    rf"(?:\s*±\s*(?P<spread>{NUMBER}))?(?:\s*\((?P<best>{NUMBER})\))?(?:\s*x\s*(?P<times>\d+))?"
+)
+ABSENT = "–"
+SETTING = re.compile(r"(?P<key>[a-z_][\w.]*)=(?P<value>\S+)")
+BETWEEN = " / "
+
+Overrides = dict[str, str]
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as a paper prints it.
+
+    Attributes:
+        value: the number; a time in seconds.
+        spread: what stands behind ±, taken for the standard deviation over runs; None where nothing does.
+        best: the best of several runs, where it is printed in brackets.
+        times: factor printed behind it, such as the number of grid points that a time is multiplied by.
+    """
+
+    value: float
+    spread: float | None = None
+    best: float | None = None
+    times: int | None = None
+
+
+def parse_overrides(text: str, field: str) -> Overrides:
+    """Overrides in one line, ``algo=disk eps=8``, by key. Several values of a key (``eps=1,2``) are a search."""
+    found: Overrides = {}
+    for word in text.split():
+        match = SETTING.fullmatch(word)
+        require(match is not None, field, word, "settings of the form key=value, separated by spaces")
+        assert match is not None
+        require(match["key"] not in found, field, word, "each setting once")
+        found[match["key"]] = match["value"]
+    return found
+
+
+def alternatives(value: str) -> tuple[str, ...]:
+    """The values of an override, separated by commas outside brackets: ``[8,4]`` is one, ``8,4`` are two."""
+    return tuple(re.split(r",(?![^\[]*\])", value))
+
+
+def parse_printed(text: str, field: str) -> Printed | None:
+    """One entry of a table; None for "N/A", where the paper says that it prints nothing.
+
+    Written as in the paper: ``57.05``, ``57.05 ± 0.505``, ``56.68 ± 0.646 (57.65)``, ``3m6s x 10``, ``-92/58``.
+    """
+    if text == "N/A":
+        return None
+    match = PRINTED.fullmatch(text)
+    require(match is not None, field, text, "a number as printed, such as 57.05 ± 0.505, or N/A, or –")
+    assert match is not None
+    seconds = match["minutes"] is not None
+    value = 60.0 * int(match["minutes"]) + int(match["seconds"]) if seconds else float(Fraction(match["value"]))
+    spread, best, times = match["spread"], match["best"], match["times"]
+    return Printed(
+        value,
+        None if spread is None else float(spread),
+        None if best is None else float(best),
+        None if times is None else int(times),
+    )
+
+
+def parse_grid(text: str, rows: Labels, columns: Labels, field: str) -> Mapping[tuple[Labels, Labels], str]:
+    """A table as text: entries by row and column labels; ``–`` entries are left out.
+
+    The first line names the row axes and then every column, ``eps / method | 60 | 120``; each further line is a row.
+
+    Args:
+        text: the table, columns separated by ``|``, labels of several axes by `` / ``.
+        rows: names of the row axes.
+        columns: names of the column axes.
+        field: where the table stands, for messages.
+    """
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines() if line.strip()]
+    head, *body = lines
+    expected = BETWEEN.join(rows)
+    require(head[0] == expected, field, head[0], f"the names of the row axes, {expected}")
+    named = [_labels(cell, columns, field) for cell in head[1:]]
+    require(len(set(named)) == len(named), field, head, "every column once")
+    found: dict[tuple[Labels, Labels], str] = {}
+    seen: set[Labels] = set()
+    for line in body:
+        row = _labels(line[0], rows, field)
+        if row in seen:
+            raise UserError("the row stands there twice", field=field, value=line[0])
+        seen.add(row)
+        if len(line) != len(head):
+            raise UserError(
+                f"expected {len(named)} entries, one for each column, found {len(line) - 1}", field=field, value=line[0]
+            )
+        found |= {(row, column): cell for column, cell in zip(named, line[1:], strict=True) if cell != ABSENT}
+    return found
+
+
+def _labels(text: str, axes: Labels, field: str) -> Labels:
+    labels = tuple(part.strip() for part in text.split(BETWEEN)) if axes else ()
+    require(len(labels) == len(axes), field, text, f"a label for each of {BETWEEN.join(axes)}")
+    return labels

@@ -1,0 +1,208 @@
+"""The verdict on each claim: a printed value, an order or a trend, against what the records say."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dpbench.claims.evidence import Measured
+from dpbench.claims.needs import cost
+from dpbench.claims.pairs import changes_of, pairs_of, sources
+from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
+
+
+class Outcome(StrEnum):
+    """What became of a claim."""
+
+    REPRODUCED = "reproduced"
+    ABOVE = "above"
+    BELOW = "below"
+    ORDER_HOLDS = "order holds"
+    ORDER_FAILS = "order fails"
+    ORDER_OPEN = "order within noise"
+    TOO_FEW_SEEDS = "too few seeds"
+    ACCOUNTING_DIFFERS = "accounting differs"
+    NOT_RUN = "not run"
+    FAILED = "failed"
+    NOT_JUDGED = "not judged by numbers"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one claim.
+
+    Attributes:
+        artefact: its file below conf/paper.
+        claim: in words.
+        outcome: the verdict.
+        detail: the numbers behind it, or what is missing.
+        otherwise: the verdict that the numbers alone would give, where the accounting differs.
+    """
+
+    artefact: str
+    claim: str
+    outcome: Outcome
+    detail: str
+    otherwise: Outcome | None = None
+
+
+Measure = Callable[[Cell], Measured]
+
+
+def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | None:
+    """The verdict on a printed value; None where nothing is printed.
+
+    Reproduced means: within max(points, errors x standard error of the difference) of the printed value, which the
+    cell's tolerance holds. The paper's own standard error counts where it prints a spread, taken for that of as many
+    runs as the cell asks for.
+    """
+    if cell.printed is None:
+        return None
+    claim = f"{cell.place}: {_amount(cell.printed.value, cell)}"
+    if cell.quoted is not None:
+        return Finding(artefact.where, claim, Outcome.NOT_RUN, f"quoted from {cell.quoted}; no run of the paper's")
+    parts = sources(artefact, cell)
+    found = [measure(part) for part in parts]
+    obstacle = _obstacle(artefact, claim, parts, found)
+    if obstacle is not None:
+        return obstacle
+    value = found[0].mean - (found[1].mean if len(found) > 1 else 0.0)
+    error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
+    allowed = _allowed(cell.tolerance, error)
+    difference = value - cell.printed.value
+    detail = f"{_amount(value, cell)} over {len(found[0].values)} runs, {difference:+.3g}, allowed ±{allowed:.3g}"
+    # What rounding leaves of a difference that is just allowed is allowed.
+    near = abs(difference) <= allowed + 1e-9 * max(1.0, abs(cell.printed.value))
+    outcome = Outcome.REPRODUCED if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
+    return _accounted(Finding(artefact.where, claim, outcome, detail), parts, found)
+
+
+def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
+    """The verdict on an order, from every pair of cells it is about.
+
+    A pair bears it out where the difference exceeds its noise (two standard errors), contradicts it where it does so
+    with the other sign, and is open between the two; "at least" and "within" need no more than not to be
+    contradicted, and a margin may be missed by the tolerance of values.
+    """
+    pairs = tuple(pairs_of(artefact, order))
+    parts = [cell for pair in pairs for cell in pair]
+    found = [_number(cell, measure) for cell in parts]
+    obstacle = _obstacle(artefact, order.says, parts, found)
+    if obstacle is not None:
+        return obstacle
+    verdicts = [_pair(order, above, _number(above, measure), _number(below, measure)) for above, below in pairs]
+    holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
+    detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(pairs) - holds - fails}"
+    asked = len(pairs) if order.pairs is None else order.pairs
+    outcome = _verdict(holds, len(pairs) - fails, asked)
+    return _accounted(Finding(artefact.where, order.says, outcome, detail), parts, found)
+
+
+def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
+    """The verdict on a trend: the mean change from one end of the axis to the other, against its noise."""
+    changes = tuple(changes_of(artefact, trend))
+    parts = [cell for change in changes for cell, _ in change]
+    found = [_number(part, measure) for part in parts]
+    obstacle = _obstacle(artefact, trend.says, parts, found)
+    if obstacle is not None:
+        return obstacle
+    sign = 1 if trend.rising else -1
+    terms = [[(weight * sign, _number(cell, measure)) for cell, weight in change] for change in changes]
+    mean = statistics.fmean(sum(weight * one.mean for weight, one in change) for change in terms)
+    error = math.hypot(*(_standard_error(one) for change in terms for _, one in change)) / len(terms)
+    outcome = _sign(mean, 2 * error)
+    detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{2 * error:.3g}"
+    return _accounted(Finding(artefact.where, trend.says, outcome, detail), parts, found)
+
+
+def judge_words(artefact: Artefact, words: Words) -> Finding:
+    """A claim that no number decides, with the reason."""
+    return Finding(artefact.where, words.says, Outcome.NOT_JUDGED, words.why)
+
+
+def _number(cell: Cell, measure: Measure) -> Measured:
+    """What a cell contributes to an order: its runs' numbers, or the one that the paper quotes."""
+    if cell.quoted is None or cell.printed is None:
+        return measure(cell)
+    return Measured((cell.printed.value,), 1, {})
+
+
+def _pair(order: Order, cell: Cell, above: Measured, below: Measured) -> Outcome:
+    difference = above.mean - below.mean
+    error = math.hypot(_standard_error(above), _standard_error(below))
+    allowed = _allowed(cell.tolerance, error)
+    if order.within is not None:
+        return _either(abs(difference) <= order.within + allowed)
+    if order.margin is not None:
+        return _either(difference >= order.margin - allowed)
+    if order.at_least:
+        return _either(difference >= -2 * error)
+    return _sign(difference, 2 * error)
+
+
+def _either(holds: bool) -> Outcome:
+    return Outcome.ORDER_HOLDS if holds else Outcome.ORDER_FAILS
+
+
+def _sign(difference: float, noise: float) -> Outcome:
+    if abs(difference) <= noise:
+        return Outcome.ORDER_OPEN
+    return _either(difference > 0)
+
+
+def _verdict(holds: int, possible: int, asked: int) -> Outcome:
+    """An order over all pairs; open where the pairs within noise decide it."""
+    if holds >= asked:
+        return Outcome.ORDER_HOLDS
+    return Outcome.ORDER_FAILS if possible < asked else Outcome.ORDER_OPEN
+
+
+def _allowed(tolerance: Tolerance, error: float) -> float:
+    return max(tolerance.points, tolerance.errors * error)
+
+
+def _amount(value: float, cell: Cell) -> str:
+    return f"{value:.4g} {cell.unit}".strip()
+
+
+def _standard_error(one: Measured) -> float:
+    return 0.0 if one.spread is None else one.spread / math.sqrt(len(one.values))
+
+
+def _printed_error(cell: Cell) -> float:
+    spread = cell.printed.spread if cell.printed is not None else None
+    return 0.0 if spread is None else spread / math.sqrt(cell.seeds)
+
+
+def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequence[Measured]) -> Finding | None:
+    """Why a claim can't be judged yet, the gravest reason first; None if it can."""
+    distinct = {cell.place: (cell, one) for cell, one in zip(cells, found, strict=True)}
+    short = [(cell, one) for cell, one in distinct.values() if not one.enough]
+    if not short:
+        return None
+    broken = {folder: how for _, one in short for folder, how in one.broken.items()}
+    unstarted = [cell for cell, one in short if not one.values or one.missing]
+    if broken:
+        detail = ", ".join(f"{how} ({folder})" for folder, how in sorted(broken.items())[:3])
+        return Finding(artefact.where, claim, Outcome.FAILED, detail)
+    if unstarted:
+        computed = all(cell.metric == "computed" for cell in unstarted)
+        detail = "not computed yet" if computed else f"needs {cost(unstarted).in_words()}"
+        return Finding(artefact.where, claim, Outcome.NOT_RUN, detail)
+    cell, one = short[0]
+    detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_amount(one.mean, cell)}"
+    return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
+
+
+def _accounted(finding: Finding, cells: Sequence[Cell], found: Sequence[Measured]) -> Finding:
+    """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
+    both = zip(cells, found, strict=True)
+    over = {cell.overrides["eps"]: one.overspent for cell, one in both if one.overspent is not None}
+    if not over:
+        return finding
+    told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
+    detail = f"{told}; on the numbers alone: {finding.outcome} ({finding.detail})"
+    return Finding(finding.artefact, finding.claim, Outcome.ACCOUNTING_DIFFERS, detail, finding.outcome)

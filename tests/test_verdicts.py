@@ -1,0 +1,430 @@
+"""The rules by which claims are judged, on records made up for the purpose."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dpbench.claims import Artefact, Cell, Evidence, Finding, Outcome, judge, load_all, load_artefact, score
+from dpbench.claims.scorecard import Scorecard
+from dpbench.config import conf_folder
+
+FILE = """
+title: Made up
+kind: trained
+source: made_up.md 5
+seeds: 3
+common: dataset=digits
+rows:
+  method:
+    new: algo=disk
+    old: algo=dpsgd
+    gain:
+columns:
+  eps:
+    1: eps=1
+    8: eps=8
+values: |
+  method | 1          | 8
+  new    | 60 ± 0.3   | 70 ± 3
+  old    | 55         | 69.5
+  gain   | 5          | 0.5
+where:
+  - {method: gain, minus: {method: [new, old]}, unit: points}
+needs:
+  weights: some-model
+  hours: [2, 4]
+  source: made_up.md 4
+claims: CLAIMS
+"""
+ABOVE = "{says: better, higher: {method: new}, lower: {method: old}%s}"
+
+
+def digest(overrides: Sequence[str]) -> str:
+    return hashlib.sha256(" ".join(sorted(overrides)).encode()).hexdigest()[:12]
+
+
+class World:
+    """A results folder, and files of claims about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        self.evidence = Evidence(self.results, digest)
+
+    def artefact(self, *claims: str, change: Callable[[str], str] = lambda text: text) -> Artefact:
+        path = self.folder / "adp" / "made_up.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(change(FILE.replace("CLAIMS", f"[{', '.join(claims)}]")))
+        return load_artefact(path)
+
+    def run(self, overrides: str, seed: int, accuracy: float, status: str = "finished", **summary: object) -> Path:
+        """The record of a run: accuracy at its end in per cent, with a best that is one point above it."""
+        folder = self.results / "runs" / digest(overrides.split()) / str(seed)
+        folder.mkdir(parents=True)
+        entry = {"final": accuracy / 100, "best": (accuracy + 1) / 100, "best_step": 1}
+        (folder / "summary.json").write_text(
+            json.dumps({"test_accuracy": entry, "eps": 0.999, "target_eps": 1.0, **summary})
+        )
+        (folder / "status.json").write_text(json.dumps({"status": status}))
+        return folder
+
+    def runs(self, overrides: str, *accuracies: float, **summary: object) -> None:
+        for seed, accuracy in enumerate(accuracies):
+            self.run(overrides, seed, accuracy, **summary)
+
+    def values(self, *accuracies: float, change: Callable[[str], str] = lambda text: text) -> Finding:
+        """The verdict on "new" at eps 1, printed as 60, where its runs came to these accuracies."""
+        self.runs("dataset=digits algo=disk eps=1", *accuracies)
+        return judge(self.artefact(change=change), self.evidence)[0]
+
+    def order(self, claim: str, new: Sequence[Sequence[float]], old: Sequence[Sequence[float]]) -> Finding:
+        """The verdict on a claim, where the runs of both methods at eps 1 and 8 came to these accuracies."""
+        for algo, found in (("disk", new), ("dpsgd", old)):
+            for eps, accuracies in zip((1, 8), found, strict=True):
+                self.runs(f"dataset=digits algo={algo} eps={eps}", *accuracies)
+        return judge(self.artefact(claim), self.evidence)[-1]
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(tmp_path)
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "outcome"),
+    [
+        ((60.2, 60.4, 60.3), Outcome.REPRODUCED),
+        ((59.0, 59.0, 59.0), Outcome.REPRODUCED),  # exactly one point
+        ((58.9, 58.9, 58.9), Outcome.BELOW),
+        ((61.0, 61.0, 61.0), Outcome.REPRODUCED),
+        ((61.1, 61.1, 61.1), Outcome.ABOVE),
+        # Their spread is 2, so the standard error of the difference is sqrt(2^2 + 0.3^2)/sqrt(3) = 1.1676.
+        ((60.3, 62.3, 64.3), Outcome.REPRODUCED),  # 2.3 < 2 x 1.1676
+        ((60.4, 62.4, 64.4), Outcome.ABOVE),  # 2.4 > 2 x 1.1676
+    ],
+)
+def test_a_value_is_reproduced_within_a_point_or_two_standard_errors(world, accuracies, outcome):
+    finding = world.values(*accuracies)
+    assert finding.outcome == outcome
+    assert finding.claim == "method new, eps 1: 60 %"
+
+
+def test_the_spread_that_the_paper_prints_counts(world):
+    world.runs("dataset=digits algo=disk eps=8", 73.4, 73.4, 73.4)
+    assert judge(world.artefact(), world.evidence)[1].outcome == Outcome.REPRODUCED  # 3.4 < 2 x 3/sqrt(3) = 3.46
+    narrower = world.artefact(change=lambda text: text.replace("70 ± 3", "70 ± 2.9"))
+    assert judge(narrower, world.evidence)[1].outcome == Outcome.ABOVE  # 2 x 2.9/sqrt(3) = 3.35
+
+
+def test_a_file_may_have_another_tolerance(world):
+    strict = "tolerance: {points: 0.1, errors: 1}\n"
+    finding = world.values(60.3, 60.3, 60.3, change=lambda text: text.replace("needs:", strict + "needs:"))
+    assert finding.outcome == Outcome.ABOVE  # 0.3 > 0.3/sqrt(3) = 0.173
+
+
+def test_the_statistic_is_what_the_file_says(world):
+    """The made-up runs' best accuracy is a point above their last."""
+    best = "statistic: best\n"
+    finding = world.values(58.5, 58.5, 58.5, change=lambda text: text.replace("needs:", best + "needs:"))
+    assert finding.outcome == Outcome.REPRODUCED
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.BELOW
+
+
+def test_a_test_error_is_one_less_the_accuracy(world):
+    error = "metric: test_error\n"
+    assert (
+        world.values(40, 40, 40, change=lambda text: text.replace("needs:", error + "needs:")).outcome == "reproduced"
+    )
+
+
+def test_more_runs_than_asked_for_do_not_count(world):
+    """Else one could go on until the mean fits."""
+    assert world.values(57, 57, 57, 69).outcome == Outcome.BELOW
+
+
+def test_a_difference_is_judged_by_the_runs_of_both_cells(world):
+    world.runs("dataset=digits algo=disk eps=1", 62, 62, 62)
+    world.runs("dataset=digits algo=dpsgd eps=1", 57.5, 57.5, 57.5)
+    gain = judge(world.artefact(), world.evidence)[4]
+    assert (gain.claim, gain.outcome) == ("method gain, eps 1: 5 points", Outcome.REPRODUCED)
+    assert "4.5 points" in gain.detail
+
+
+# What keeps a claim from being judged.
+
+
+def test_too_few_seeds(world):
+    finding = world.values(60, 60)
+    assert finding.outcome == Outcome.TOO_FEW_SEEDS
+    assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60 %"
+
+
+def test_what_was_not_run_says_what_it_needs(world):
+    finding = judge(world.artefact(), world.evidence)[0]
+    assert finding.outcome == Outcome.NOT_RUN
+    assert finding.detail == "needs data digits; weights some-model; 3 runs; 6 to 12 GPU hours"
+
+
+@pytest.mark.parametrize("status", ["diverged", "failed", "invalid"])
+def test_a_run_that_ended_badly_does_not_count(world, status):
+    """Its accuracy would fit."""
+    world.run("dataset=digits algo=disk eps=1", 0, 60)
+    world.run("dataset=digits algo=disk eps=1", 1, 60)
+    folder = world.run("dataset=digits algo=disk eps=1", 2, 60, status)
+    finding = judge(world.artefact(), world.evidence)[0]
+    assert finding.outcome == Outcome.FAILED
+    assert finding.detail == f"{status} ({folder})"
+
+
+def test_enough_runs_make_up_for_one_that_failed(world):
+    for seed in (0, 2, 3):
+        world.run("dataset=digits algo=disk eps=1", seed, 60)
+    world.run("dataset=digits algo=disk eps=1", 1, 10, "diverged")
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+def test_a_run_that_may_still_finish_is_none_yet(world, status):
+    world.run("dataset=digits algo=disk eps=1", 0, 60, status)
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+
+
+def test_reduced_runs_never_count(world):
+    """A shorter run is another configuration, whatever it came to; so is a forced run under way beside a record."""
+    world.runs("dataset=digits algo=disk eps=1 epochs=0.1", 60, 60, 60)
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+    folder = world.run("dataset=digits algo=disk eps=1", 0, 60)
+    folder.rename(folder.with_name("0.rerun"))
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+
+
+def test_an_accuracy_that_is_no_number_does_not_count(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, math.nan)
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.TOO_FEW_SEEDS
+
+
+def test_configurations_that_cannot_be_composed_have_no_runs(world):
+    world.evidence.hash_of = lambda _: None
+    assert world.values(60, 60, 60).outcome == Outcome.NOT_RUN
+
+
+def test_accounting_differs_where_a_run_spent_more_than_it_was_asked_for(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=1.7, published_eps=1.0)
+    finding = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[0]
+    assert finding.outcome == Outcome.ACCOUNTING_DIFFERS
+    assert finding.otherwise == Outcome.REPRODUCED
+    assert finding.detail.startswith("eps=1 spends 1.7; on the numbers alone: reproduced")
+    world.runs("dataset=digits algo=dpsgd eps=1", 50, 50, 50)
+    order = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[-1]
+    assert (order.outcome, order.otherwise) == (Outcome.ACCOUNTING_DIFFERS, Outcome.ORDER_HOLDS)
+
+
+@pytest.mark.parametrize("spent", [0.4, 1.005])
+def test_accounting_does_not_differ_where_published_accounting_overstates(world, spent):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=spent, published_eps=1.0)
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+def test_a_run_without_any_privacy_overspends_a_finite_eps(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps="inf")
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.ACCOUNTING_DIFFERS
+
+
+def test_no_privacy_asked_for_is_no_difference(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps="inf", target_eps="inf")
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+# Orders.
+
+SAME = (60.0, 60.0, 60.0)
+MORE = (61.0, 61.0, 61.0)
+NOISY = (56.0, 60.0, 64.0)  # spread 4, standard error 2.309
+
+
+@pytest.mark.parametrize(
+    ("claim", "new", "old", "outcome"),
+    [
+        ("", (MORE, MORE), (SAME, SAME), Outcome.ORDER_HOLDS),
+        ("", (SAME, MORE), (MORE, SAME), Outcome.ORDER_FAILS),
+        ("", (SAME, MORE), (SAME, SAME), Outcome.ORDER_OPEN),  # a tie is no lead
+        ("", (MORE, MORE), (NOISY, SAME), Outcome.ORDER_OPEN),  # 1 < 2 x 2.309
+        ("", ((65, 65, 65), MORE), (NOISY, SAME), Outcome.ORDER_HOLDS),  # 5 > 4.618
+        (", pairs: 1", (SAME, MORE), (MORE, SAME), Outcome.ORDER_HOLDS),
+        (", pairs: 1", (SAME, SAME), (MORE, SAME), Outcome.ORDER_OPEN),
+        (", pairs: 1", (SAME, SAME), (MORE, MORE), Outcome.ORDER_FAILS),
+        (", at: {eps: 8}", (SAME, MORE), (MORE, SAME), Outcome.ORDER_HOLDS),
+        (", at_least: true", (SAME, SAME), (SAME, NOISY), Outcome.ORDER_HOLDS),
+        (", at_least: true", (SAME, SAME), (SAME, MORE), Outcome.ORDER_FAILS),
+        (", margin: 2", (MORE, MORE), (SAME, SAME), Outcome.ORDER_HOLDS),  # a point short is within tolerance
+        (", margin: 2.1", (MORE, MORE), (SAME, SAME), Outcome.ORDER_FAILS),
+        (", within: 0.5", (MORE, SAME), (SAME, MORE), Outcome.ORDER_HOLDS),
+        (", within: 0.5", ((61.6,) * 3, SAME), (SAME, SAME), Outcome.ORDER_FAILS),
+    ],
+)
+def test_an_order_is_judged_pair_by_pair(world, claim, new, old, outcome):
+    assert world.order(ABOVE % claim, new, old).outcome == outcome
+
+
+def test_an_order_says_in_how_many_pairs_it_holds(world):
+    finding = world.order(ABOVE % "", (MORE, SAME), (SAME, SAME))
+    assert finding.detail == "holds in 1 of 2 pairs, fails in 0, within noise in 1"
+
+
+def test_an_order_waits_for_all_of_its_runs(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=disk eps=8", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 60, 60, 60)
+    missing = judge(world.artefact(ABOVE % ""), world.evidence)[-1]
+    assert missing.outcome == Outcome.NOT_RUN
+    assert "3 runs" in missing.detail
+    world.run("dataset=digits algo=dpsgd eps=8", 0, 60)
+    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.TOO_FEW_SEEDS
+    world.run("dataset=digits algo=dpsgd eps=8", 1, 60, "diverged")
+    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.FAILED
+
+
+def test_an_order_compares_with_a_quoted_number_as_it_is_printed(world):
+    """The cell itself has no runs, and its value is nobody's claim here."""
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=disk eps=8", 60, 60, 60)
+
+    def quote(text: str) -> str:
+        return text.replace("needs:\n", "  - {method: old, quoted: Smith 2020}\nneeds:\n").replace(
+            "{method: gain, minus: {method: [new, old]}, unit: points}", "{method: gain, absent: true}"
+        ).replace("  gain   | 5          | 0.5\n", "")  # fmt: skip
+
+    findings = judge(world.artefact(ABOVE % ", pairs: 1", change=quote), world.evidence)
+    assert findings[2].outcome == Outcome.NOT_RUN
+    assert "quoted from Smith 2020" in findings[2].detail
+    assert findings[-1].detail == "holds in 1 of 2 pairs, fails in 1, within noise in 0"
+    assert findings[-1].outcome == Outcome.ORDER_HOLDS
+
+
+# Trends.
+
+
+@pytest.mark.parametrize(
+    ("rising", "new", "old", "outcome"),
+    [
+        ("false", ((65,) * 3, SAME), (SAME, SAME), Outcome.ORDER_HOLDS),  # the lead falls from 5 to 0
+        ("true", ((65,) * 3, SAME), (SAME, SAME), Outcome.ORDER_FAILS),
+        ("true", (SAME, (65,) * 3), (SAME, SAME), Outcome.ORDER_HOLDS),
+        ("true", (SAME, (65,) * 3), (SAME, (65,) * 3), Outcome.ORDER_OPEN),  # both rise alike
+        ("true", (SAME, (64,) * 3), (SAME, NOISY), Outcome.ORDER_OPEN),  # 4 < 2 x 2.309
+    ],
+)
+def test_a_lead_grows_or_shrinks_along_an_axis(world, rising, new, old, outcome):
+    claim = f"{{says: lead, along: eps, ends: [1, 8], rising: {rising}, of: {{method: [new, old]}}}}"
+    assert world.order(claim, new, old).outcome == outcome
+
+
+def test_a_number_grows_along_an_axis(world):
+    claim = "{says: more, along: eps, ends: [1, 8], rising: true, at: {method: new}}"
+    finding = world.order(claim, (SAME, MORE), (SAME, SAME))
+    assert finding.outcome == Outcome.ORDER_HOLDS
+    assert finding.detail == "changes by +1 on average over 1 places, noise ±0"
+
+
+# Searches.
+
+
+def search(text: str) -> str:
+    return text.replace("new: algo=disk", "new: algo=disk optim.lr=1,2")
+
+
+def test_a_search_is_judged_by_its_winner_at_the_first_seed(world):
+    """A candidate with a better mean that lost at the first seed is not the winner: one run each decides."""
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 50)
+    world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 99)
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+def test_a_search_needs_all_candidates(world):
+    world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
+    finding = judge(world.artefact(change=search), world.evidence)[0]
+    assert finding.outcome == Outcome.NOT_RUN
+    assert "4 runs" in finding.detail
+
+
+def test_a_candidate_that_diverged_has_lost(world):
+    world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 10, "diverged")
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+# Computed numbers, and what no number decides.
+
+
+def test_computed_numbers_come_from_their_own_file(tmp_path):
+    artefact = load_artefact(conf_folder() / "paper" / "disk" / "table_7.yaml")
+    evidence = Evidence(tmp_path, digest)
+    assert judge(artefact, evidence)[0].detail == "not computed yet"
+    folder = tmp_path / "computed" / "disk"
+    folder.mkdir(parents=True)
+    numbers = {"data MNIST, delta here": 60000**-1.1, "data MNLI, delta here": 392702**-1.1}
+    (folder / "table_7.json").write_text(json.dumps(numbers))
+    found = {finding.claim: finding.outcome for finding in judge(artefact, evidence)}
+    # 60000^-1.1 = 5.547e-6, which the paper prints as 5.5e-6, and 392702^-1.1 = 7.02e-7, as 6.3e-7.
+    assert found["data MNIST, delta here: 5.5e-06"] == Outcome.REPRODUCED
+    assert found["data MNLI, delta here: 6.3e-07"] == Outcome.ABOVE
+
+
+def test_what_is_not_reproducible_is_one_finding_with_its_reason(tmp_path):
+    artefact = load_artefact(conf_folder() / "paper" / "adp" / "figure_5.yaml")
+    (finding,) = judge(artefact, Evidence(tmp_path, digest))
+    assert finding.outcome == Outcome.NOT_RUN
+    assert finding.detail.startswith("not reproducible: a listing printed as a picture")
+
+
+def test_words_are_not_judged(world):
+    finding = judge(world.artefact("{says: it looks good, why: a matter of taste}"), world.evidence)[-1]
+    assert (finding.outcome, finding.detail) == (Outcome.NOT_JUDGED, "a matter of taste")
+
+
+# The scorecard.
+
+
+def test_the_scorecard_counts_every_claim_once(tmp_path):
+    artefacts = load_all(conf_folder() / "paper")
+    card = score(artefacts, Evidence(tmp_path, digest))
+    assert set(card.counts) == {Outcome.NOT_RUN, Outcome.NOT_JUDGED}
+    assert sum(card.counts.values()) == len(card.findings) > 1000
+    for part in (card.papers, card.artefacts):
+        assert sum(len(one.findings) for one in part.values()) == len(card.findings)
+    assert list(card.papers) == ["doppler", "disk", "adp", "dp_pmlf", "dc_sgd"]
+    assert len(card.artefacts) == len(artefacts)
+
+
+def test_the_scorecard_counts_outcomes_in_their_order():
+    outcomes = [Outcome.BELOW, Outcome.REPRODUCED, Outcome.BELOW]
+    card = Scorecard(tuple(Finding("adp/table_1.yaml", str(i), one, "") for i, one in enumerate(outcomes)))
+    assert list(card.counts.items()) == [(Outcome.REPRODUCED, 1), (Outcome.BELOW, 2)]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "seen"),
+    [
+        (("dpbench.claims.verdict._standard_error", lambda _: 0.0), Outcome.ABOVE),
+        (("dpbench.claims.verdict._printed_error", lambda _: 10.0), Outcome.REPRODUCED),
+    ],
+)
+def test_the_rules_are_sensitive_to_their_parts(world, monkeypatch, break_it, seen):
+    """2.3 off at a standard error of 1.1676 is reproduced; 9 off is not."""
+    monkeypatch.setattr(*break_it)
+    off = 2.3 if seen == Outcome.ABOVE else 9
+    assert world.values(58 + off, 60 + off, 62 + off).outcome == seen
+
+
+def test_a_cell_asks_for_its_own_seeds(world):
+    cell: Cell = world.artefact().cells[0]
+    assert world.evidence.measure(world.artefact(), cell).wanted == 3
