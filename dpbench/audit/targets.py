@@ -56,13 +56,14 @@ class Restart:
         self._step = step
         self._parameters = step.gradients.flat.vector.clone()
         self._state = deepcopy(step.state_dict())
-        self._ledger = deepcopy(step.ledger.state_dict())
+        # A whole ledger: one that has made releases refuses to forget them.
+        self._ledger = deepcopy(step.ledger)
 
     def __call__(self) -> None:
         """Restore."""
         self._step.gradients.flat.vector.copy_(self._parameters)
         self._step.load_state_dict(self._state)
-        self._step.ledger.load_state_dict(self._ledger)
+        self._step.ledger = deepcopy(self._ledger)
 
 
 def releases_since(step: PrivateStep, before: int) -> list[Release]:
