@@ -23,7 +23,7 @@ Trains a model under a privacy budget and records accuracy, the eps spent and wh
 """
 
 FOOTER = """\
-Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options of your own;
+Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options and classes of your own;
 --cfg job prints the composed settings; --hydra-help tells the rest.
 """
 
