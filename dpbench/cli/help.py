@@ -23,7 +23,7 @@ Trains a model under a privacy budget and records accuracy, the eps spent and wh
 """
 
 FOOTER = """\
-Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options of your own;
+Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options and classes of your own;
 --cfg job prints the composed settings; --hydra-help tells the rest.
 """
 
@@ -39,7 +39,7 @@ def help_text() -> str:
         parts.append(f"\n  {folder.name}")
         for option in sorted(folder.glob("*.yaml")):
             mark = "*" if chosen.get(folder.name) == option.stem else " "
-            parts.append(f"  {mark} {option.stem:<14} {_purpose(option)}")
+            parts.append(f"  {mark} {option.stem:<14} {purpose(option)}")
             parts += [f"{'':19}{line}" for line in [_own_settings(folder.name, option)] if line]
     parts.append("\nSETTINGS with their defaults (nested ones with a dot: evaluation.every_steps=100)\n")
     parts.append(_settings(conf / "config.yaml"))
@@ -47,7 +47,7 @@ def help_text() -> str:
     return "\n".join(parts)
 
 
-def _purpose(option: Path) -> str:
+def purpose(option: Path) -> str:
     """The first comment of a YAML file that is not a directive to Hydra."""
     comments = (line for line in option.read_text().splitlines() if line.startswith("# ") and "@package" not in line)
     return next(comments, "# ").removeprefix("# ")

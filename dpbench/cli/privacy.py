@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +26,7 @@ from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativ
 from dpbench.training.budget import budget
 
 USAGE = """\
-python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G]
+python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G] [-cd FOLDER]
 
 The same settings as a run; values separated by commas are compared. Prints the noise multiplier that each sampling
 scheme and accountant asks for (or, with privacy.noise_multiplier=Z, the eps that Z spends), what tuning over a grid
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--grid", type=int, default=10)
+    parser.add_argument("-cd", "--config-dir", type=Path)
     parser.add_argument("overrides", nargs="*")
     try:
         options = parser.parse_intermixed_args(arguments)
@@ -51,8 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.grid < 1:
             raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
+        folder = options.config_dir
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"-cd {folder}: no such folder")
+        folders = [] if folder is None else [folder.absolute()]
         register()
-        jobs = compose_jobs([quoted(override) for override in options.overrides], multirun=True)
+        overrides = [quoted(override) for override in options.overrides]
+        jobs = compose_jobs(overrides, multirun=True, config_dirs=folders)
         _print(jobs, options.grid, console)
     except (UserError, argparse.ArgumentError) as error:
         errors.print(f"error: {error}", style="red")

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
+from dpbench.config.own import SEARCHED, find_own_stages
 from dpbench.config.schema import RunConfig, register
 from dpbench.errors import UserError
 
@@ -146,6 +147,7 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
         UserError: the first thing that is wrong, in one sentence.
     """
     register()
+    find_own_stages(config_dirs)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
         parsed = _parse(overrides, config_dirs)
@@ -185,9 +187,8 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
 
 
 def _compose(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
-    searched = ",".join(f"file://{folder}" for folder in config_dirs)
-    search = [f"hydra.searchpath=[{searched}]"] if searched else []
-    return compose("config", [*overrides, *search], return_hydra_config=True)
+    searched = ",".join([*(f"file://{folder}" for folder in config_dirs), SEARCHED])
+    return compose("config", [*overrides, f"hydra.searchpath=[{searched}]"], return_hydra_config=True)
 
 
 class _Composer:

@@ -32,10 +32,10 @@ NOT_IDENTITY = frozenset(
 
 
 def plain(value: Any) -> Any:
-    """A setting as plain values; a stage becomes its class name and its fields."""
+    """A setting as plain values; a stage becomes its class and its fields."""
     if is_dataclass(value) and not isinstance(value, type):
         return {
-            "kind": type(value).__name__,
+            "kind": _kind(type(value)),
             **{f.name: plain(getattr(value, f.name)) for f in fields(value)},
         }
     if isinstance(value, dict):
@@ -43,6 +43,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return value
+
+
+def _kind(cls: type) -> str:
+    """The name of a class; with its module where that is outside the package and may have any names."""
+    ours = cls.__module__.split(".")[0] == "dpbench"
+    return cls.__name__ if ours else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:

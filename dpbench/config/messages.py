@@ -26,6 +26,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         error: what Hydra or OmegaConf raised.
         overrides: what the user typed.
     """
+    if isinstance(error, UserError):
+        return error
     if isinstance(error, MissingConfigException):
         return _no_such_option(str(error))
     cause: BaseException = error
@@ -35,6 +37,8 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
     if "Config group override must be a string" in text:
         typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_number(line.partition("=")[2]))
         return UserError(f"{', '.join(typed)}: expected the name of one of its options, not a number")
+    if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
+        return UserError(f"{match['key']}: a YAML file sets it, but {match['schema']} has no such setting")
     if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
         return UserError("expected a number" if match["field"] in NUMBERS else "expected a value", field=match["field"])
     return _wrong_type(text) or UserError(_first_line(text))

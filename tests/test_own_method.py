@@ -1,0 +1,165 @@
+"""A method from outside the package: README's example as it stands, and what is refused."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from cli import ROOT, read, records, run, started, status
+
+from dpbench.cli.privacy import main as privacy
+from dpbench.config import compose_jobs, config_hash, resolved
+
+README = (ROOT / "README.md").read_text()
+SECTION = README[README.index("## Your own method") : README.index("## Where things are")]
+FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
+
+
+def write_example(folder: Path) -> Path:
+    """The files that README's section shows, under the names it gives them."""
+    shown = re.findall(r"`(my_conf/\S+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", SECTION, re.DOTALL)
+    assert [name for name, _ in shown] == [
+        "my_conf/my_filters.py",
+        "my_conf/filter/median.yaml",
+        "my_conf/algo/mine.yaml",
+    ]
+    for name, content in shown:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder / "my_conf"
+
+
+@pytest.fixture(scope="module")
+def my_conf(tmp_path_factory) -> Path:
+    return write_example(tmp_path_factory.mktemp("outside"))
+
+
+def composed(conf: Path, *overrides: str):
+    return compose_jobs(overrides, multirun=False, config_dirs=[conf])[0].config
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line)[3:] for line in SECTION.splitlines() if line.startswith("    python -m dpbench.run")]
+
+
+def test_the_example_trains_in_a_process_of_its_own(my_conf):
+    done = started(my_conf.parent, *commands()[0], *FAST)
+    assert (done.returncode, done.stderr) == (0, "")
+    (record,) = records(my_conf.parent / "results")
+    assert status(record) == "finished"
+    summary = read(record, "summary.json")
+    assert summary["algorithm"] == "mine"
+    assert summary["eps"] <= 8
+    assert summary["test_accuracy"]["final"] > 0.3  # a tenth by guessing
+    assert "  kind: my_filters.Median\n  window: 5\n" in (record / "config.yaml").read_text()
+
+
+def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
+    sweep, crossed = commands()[1:]
+    at = sweep.index("my_conf")
+    outcome = run(tmp_path, *sweep[:at], str(my_conf), *sweep[at + 1 :], settings=FAST)
+    assert (outcome.code, outcome.err) == (0, "")
+    found = {read(record, "summary.json")["algorithm"]: record for record in records(tmp_path)}
+    assert found.keys() == {"mine", "dpsgd"}
+    # The first step of either is the same, the others are not.
+    final = {name: read(record, "summary.json")["test_accuracy"] for name, record in found.items()}
+    assert final["mine"] != final["dpsgd"]
+    at = crossed.index("my_conf")
+    plan = run(tmp_path, *crossed[:at], str(my_conf), *crossed[at + 1 :], "plan=true", settings=FAST)
+    assert (plan.code, plan.err) == (0, "")
+
+
+def test_the_privacy_command_takes_it(my_conf, capsys):
+    assert privacy(["-cd", str(my_conf), "algo=mine", "epochs=1", "privacy.accountant=rdp", "--grid", "2"]) == 0
+    assert "differentially private" in capsys.readouterr().out
+    assert privacy(["-cd", str(my_conf / "nowhere"), "algo=mine"]) == 2
+
+
+def test_the_hash_tells_module_and_name_and_leaves_built_in_ones_as_they_were(tmp_path):
+    for module in ("one", "two"):
+        (tmp_path / f"own_{module}.py").write_text(
+            "from dataclasses import dataclass\n"
+            "from dpbench.filters import Filter\n"
+            "@dataclass\n"
+            "class Identity(Filter):\n"
+            "    def apply(self, gradient):\n"
+            "        return gradient\n"
+        )
+        write_option(tmp_path, module, f"own_{module}.Identity")
+    hashes = {config_hash(composed(tmp_path, f"filter={name}")) for name in ("none", "one", "two")}
+    assert len(hashes) == 3
+    assert resolved(composed(tmp_path, "filter=none"))["filter"] == {"kind": "Identity"}
+    assert resolved(composed(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
+
+
+def write_option(conf: Path, name: str, schema: str, extra: str = "") -> None:
+    (conf / "filter").mkdir(exist_ok=True)
+    text = f"defaults:\n  - /schema/filter@_here_: {schema}\n  - _self_\n{extra}\n"
+    (conf / "filter" / f"{name}.yaml").write_text(text)
+
+
+BAD_CLASSES = """
+from dataclasses import dataclass
+from torch import Tensor
+from dpbench.clip import Clip
+from dpbench.filters import Filter
+
+number = 3
+
+@dataclass
+class Good(Filter):
+    window: int = 3
+
+class Bare(Filter):
+    window: int = 3
+
+@dataclass
+class NoFilter(Clip):
+    pass
+
+@dataclass
+class Unusual(Filter):
+    taps: Tensor | None = None
+"""
+EXTENDS = "expected a dataclass that extends dpbench.filters.base.Filter"
+BAD = {
+    "no module": ("nowhere.Good", "", "/schema/filter=nowhere.Good: there is no module nowhere; put it into"),
+    "no submodule": ("bad_stages.deep.Good", "", "/schema/filter=bad_stages.deep.Good: there is no module"),
+    "imports what is missing": ("bad_import.X", "", "/schema/filter=bad_import.X: its module can't be imported: No"),
+    "raises": ("bad_module.X", "", "/schema/filter=bad_module.X: its module can't be imported: ZeroDivisionError"),
+    "no class": ("bad_stages.Nothing", "", "bad_stages.py has no class Nothing"),
+    "no class at all": ("bad_stages.number", "", f"/schema/filter=bad_stages.number: {EXTENDS}"),
+    "of another group": ("bad_stages.NoFilter", "", f"/schema/filter=bad_stages.NoFilter: {EXTENDS}"),
+    "no dataclass": ("bad_stages.Bare", "", f"/schema/filter=bad_stages.Bare: {EXTENDS}; it lacks @dataclass"),
+    "a field that is no setting": ("bad_stages.Unusual", "", "its fields can't all be settings"),
+    "a field it lacks": ("bad_stages.Good", "windw: 3", "filter.windw: a YAML file sets it, but Good has no such"),
+    "a value of another type": ("bad_stages.Good", "window: three", "filter.window=three: expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_one_line(tmp_path, case):
+    schema, extra, expected = BAD[case]
+    (tmp_path / "bad_stages.py").write_text(BAD_CLASSES)
+    (tmp_path / "bad_import.py").write_text("import a_package_that_nobody_has\n")
+    (tmp_path / "bad_module.py").write_text("1 / 0\n")
+    write_option(tmp_path, "own", schema, extra)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own")
+    assert outcome.code == 2
+    assert expected in outcome.error()
+    assert records(tmp_path / "results") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("algo.window=0", "algo.window=0: expected a whole number >= 1"),
+        ("filter.window=x", "filter.window=x: expected a whole number"),
+        ("filter.windw=3", "filter.windw=3: no such setting; filter=median has window; did you mean filter.window?"),
+    ],
+)
+def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf, tmp_path, typed, expected):
+    outcome = run(tmp_path, "-cd", str(my_conf), "algo=mine", typed)
+    assert outcome.code == 2
+    assert outcome.error() == expected
