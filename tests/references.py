@@ -27,6 +27,24 @@ Bound = Callable[[Vector, float], Vector]
 Batch = tuple[Vector, Vector]
 
 
+# Clipping: factors of norms.
+
+
+def automatic(norms: Vector, threshold: float) -> Vector:
+    """Bu et al. 2023, AUTO-S with the constant of their library."""
+    return threshold / (norms + 0.01)
+
+
+def abadi(norms: Vector, threshold: float) -> Vector:
+    """Abadi et al. 2016."""
+    return np.minimum(1, threshold / np.maximum(norms, 1e-300))
+
+
+def psac(norms: Vector, threshold: float) -> Vector:
+    """Xia et al. 2023, with r = 0.1."""
+    return threshold / (norms + 0.1 / (norms + 0.1))
+
+
 @dataclass(frozen=True)
 class Task:
     """Softmax regression of given batches with given noise.
@@ -39,6 +57,7 @@ class Task:
         expected_batch: B.
         multiplier: z.
         lr: learning rate before any schedule.
+        bound: factors of norms where the publication leaves the choice; automatic is the framework's default.
         classes: number of classes.
     """
 
@@ -49,6 +68,7 @@ class Task:
     expected_batch: float
     multiplier: float
     lr: float
+    bound: Bound = automatic
     classes: int = 10
 
     @property
@@ -93,8 +113,8 @@ class Task:
         return (total + self.multiplier * scale * sensitivity * self.drawn(step)) / self.expected_batch
 
     def gradient(self, step: int, points: Sequence[tuple[float, Vector]]) -> Vector:
-        """The private gradient with automatic clipping at 1 and noise z, the framework's default."""
-        return self.mean(step, self.clipped_sum(step, points, automatic))
+        """The private gradient at the threshold 1."""
+        return self.mean(step, self.clipped_sum(step, points, self.bound))
 
     def noise_std(self) -> float:
         """Of each coordinate of `gradient`."""
@@ -109,7 +129,7 @@ class Reference(NamedTuple):
         settings: of the algorithm's stages where its YAML's values would hide something.
     """
 
-    iterates: Callable[[Task], Iterator[Vector]]
+    iterates: Callable[..., Iterator[Vector]]
     settings: Mapping[str, Mapping[str, Any]]
 
 
@@ -124,24 +144,6 @@ def reference(*names: str, **settings: Mapping[str, Any]):
         return function
 
     return enter
-
-
-# Clipping: factors of norms.
-
-
-def automatic(norms: Vector, threshold: float) -> Vector:
-    """Bu et al. 2023, AUTO-S with the constant of their library."""
-    return threshold / (norms + 0.01)
-
-
-def abadi(norms: Vector, threshold: float) -> Vector:
-    """Abadi et al. 2016."""
-    return np.minimum(1, threshold / np.maximum(norms, 1e-300))
-
-
-def psac(norms: Vector, threshold: float) -> Vector:
-    """Xia et al. 2023, with r = 0.1."""
-    return threshold / (norms + 0.1 / (norms + 0.1))
 
 
 # Post-processing.
@@ -222,9 +224,9 @@ def dp_psac(task):
 
 
 @reference("doppler")
-def doppler(task):
+def doppler(task, b=(3 / 11, -1 / 11), a=(-9 / 11,)):
     """Zhang et al. 2024 (DOPPLER), Alg. 2."""
-    theta, smooth = task.start, first_v2()
+    theta, smooth = task.start, LowPass(b, a)
     for t in range(task.steps):
         theta = theta - task.lr * smooth(task.gradient(t, [(1, theta)]))
         yield theta
@@ -234,9 +236,8 @@ def doppler(task):
 
 
 @reference("disk")
-def disk(task):
+def disk(task, kappa=0.7, gamma=0.5):
     """Zhang et al. 2024 (DiSK), Alg. 3."""
-    kappa, gamma = 0.7, 0.5
     c = (1 - kappa) / (kappa * gamma)
     theta, move, average = task.start, np.zeros_like(task.start), None
     for t in range(task.steps):
@@ -248,11 +249,10 @@ def disk(task):
 
 
 @reference("dp_pmlf")
-def dp_pmlf(task):
-    """Xu et al. 2025, Alg. 1: the window is filled with x_0, and LP4 is the filter."""
-    beta, k = 0.1, 2
+def dp_pmlf(task, k=2, beta=0.1, b=(0.1,), a=(-0.9,)):
+    """Xu et al. 2025, Alg. 1: the window is filled with x_0, and LP4 is the filter unless another is given."""
     weights = beta ** np.arange(k) / (beta ** np.arange(k)).sum()
-    iterates, smooth = [task.start] * k, momentum()
+    iterates, smooth = [task.start] * k, LowPass(b, a)
     for t in range(task.steps):
         theta = iterates[0] - task.lr * smooth(task.gradient(t, list(zip(weights, iterates, strict=True))))
         iterates = [theta, *iterates[:-1]]
@@ -260,12 +260,12 @@ def dp_pmlf(task):
 
 
 @reference("dp_pmlf_released")
-def dp_pmlf_released(task):
-    """The code published with DP-PMLF at k = 2: clipped gradients at lags 0 and 2 add up, so a sample moves 2 C."""
-    iterates, smooth = [task.start] * 3, momentum()
+def dp_pmlf_released(task, k=2):
+    """The code published with DP-PMLF: clipped gradients at lags 0, 2, ..., k add up, so a sample moves k C."""
+    iterates, smooth = [task.start] * (k + 1), momentum()
     for t in range(task.steps):
-        total = sum(task.clipped_sum(t, [(1, iterates[lag])], automatic) for lag in (0, 2))
-        theta = iterates[0] - task.lr * smooth(task.mean(t, total, sensitivity=2))
+        total = sum(task.clipped_sum(t, [(1, iterates[lag])], task.bound) for lag in (0, *range(2, k + 1)))
+        theta = iterates[0] - task.lr * smooth(task.mean(t, total, sensitivity=k))
         iterates = [theta, *iterates[:-1]]
         yield theta
 
@@ -370,7 +370,7 @@ def by_schedule(task, rates):
     """Wu et al. 2021, Alg. 1 with α_t² = 1/η_t."""
     theta = task.start
     for t, rate in enumerate(rates):
-        total = task.clipped_sum(t, [(1, theta)], automatic)
+        total = task.clipped_sum(t, [(1, theta)], task.bound)
         theta = theta - task.lr * rate * task.mean(t, total, scale=1 / math.sqrt(rate))
         yield theta
 
@@ -389,26 +389,27 @@ def adp_sqrt(task):
 
 
 @reference("adp_adagrad")
-def adp_adagrad(task):
+def adp_adagrad(task, beta=1.0, period=195):
     """AdaGrad-Norm steps with b_0² = 20, from the private gradient's norm less what the noise adds to its square."""
     theta, accumulated = task.start, 20.0
     for t in range(task.steps):
         scale = (20 + 1e-4 * (t + 1)) ** 0.25
-        gradient = task.mean(t, task.clipped_sum(t, [(1, theta)], automatic), scale=scale)
+        gradient = task.mean(t, task.clipped_sum(t, [(1, theta)], task.bound), scale=scale)
         expected = len(theta) * (task.noise_std() * scale) ** 2
-        accumulated += max(gradient @ gradient - expected, 1e-5)
+        amplified = max(beta / (t % period + 1), 1) * (gradient @ gradient - expected)
+        accumulated += max(amplified, 1e-5)
         theta = theta - task.lr / math.sqrt(accumulated) * gradient
         yield theta
 
 
 @reference("dynamic_dpsgd")
-def dynamic_dpsgd(task):
+def dynamic_dpsgd(task, of_threshold=0.5, of_noise=0.5):
     """Du et al. 2021: C_t = C_0 ρ_C^(-t/T), and μ_t = μ_0 ρ_μ^(-t/T) with μ_t = C_t over the noise's std."""
     theta = task.start
     for t in range(task.steps):
-        threshold = 0.5 ** (t / task.steps)
+        threshold, scale = of_threshold ** (t / task.steps), of_noise ** (t / task.steps)
         total = task.clipped_sum(t, [(1, theta)], abadi, threshold)
-        theta = theta - task.lr * task.mean(t, total, sensitivity=threshold, scale=0.5 ** (t / task.steps))
+        theta = theta - task.lr * task.mean(t, total, sensitivity=threshold, scale=scale)
         yield theta
 
 
@@ -416,9 +417,8 @@ def dynamic_dpsgd(task):
 
 
 @reference("andrew")
-def andrew(task):
+def andrew(task, quantile=0.5, rate=0.2):
     """Andrew et al. 2021, Alg. 1, one sample a client, with Adam at the server."""
-    quantile, rate = 0.5, 0.2
     size = task.expected_batch
     theta, adam, threshold = task.start, Adam(task.lr), 1.0
     for t in range(task.steps):
@@ -447,15 +447,15 @@ def by_histogram(task, rule, reach):
 
 
 @reference("dcsgd_p")
-def dcsgd_p(task):
-    """Rule P with p = 0.5 and R_0 = 1."""
+def dcsgd_p(task, p=0.5):
+    """Rule P with R_0 = 1."""
 
     def rule(counts, threshold, reach, error_weight):
         passed = 0.0
         for k in range(20):
             passed += counts[k]
             threshold = (k + 0.5) * reach / 20
-            if passed >= 0.5 * counts.sum():
+            if passed >= p * counts.sum():
                 break
         return threshold, 2 * threshold
 
