@@ -1,12 +1,11 @@
 import math
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import assembled, composed
 
-from dpbench.config import compose_jobs, conf_folder, config_hash
+from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Splits
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
@@ -38,50 +37,13 @@ def trained(*overrides, root=Path("nowhere")):
     return metrics, parts.step.gradients.flat.vector
 
 
-FIRST = ["dpsgd", "dpadam", "doppler", "disk"]
-OTHERS = sorted({path.stem for path in (conf_folder() / "algo").glob("*.yaml")} - set(FIRST))
-
-
-@pytest.mark.parametrize("algo", FIRST)
-def test_every_algorithm_learns_digits_within_its_budget(algo):
+@pytest.mark.parametrize("algo", ["dpsgd", "dpadam", "doppler", "disk"])
+def test_digits_are_learned_within_the_budget(algo):
     metrics, _ = trained(f"algo={algo}", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=10")
     assert metrics[-1].test_accuracy > 0.88
     assert metrics[-1].test_accuracy > metrics[0].test_accuracy - 0.03
     assert 7.9 < metrics[-1].eps <= 8
     assert [m.eps for m in metrics] == sorted(m.eps for m in metrics)
-
-
-@pytest.mark.parametrize("algo", OTHERS)
-def test_every_other_algorithm_learns_digits_within_its_budget(algo):
-    """In a quarter of the epochs; at the defaults they reach 0.93 or more."""
-    metrics, _ = trained(f"algo={algo}", "eps=8", "privacy.accountant=rdp", "epochs=10", "evaluation.every_epochs=null")
-    assert metrics[-1].test_accuracy > 0.82
-    assert 7.9 < metrics[-1].eps <= 8
-
-
-@pytest.mark.parametrize("algo", [*FIRST, *OTHERS])
-def test_every_algorithm_resumed_from_its_state_is_the_uninterrupted_one(algo):
-    config = config_of(f"algo={algo}", "model=linear", "batch_size=64", "epochs=1")
-    inputs, labels = torch.rand(30, 1, 8, 8), torch.arange(30) % 10
-
-    def fresh():
-        return assemble(config, torch.device("cpu"), 1.0, open_ledger(config, 1.0)).step
-
-    def run(step, steps):
-        for _ in range(steps):
-            step([(inputs, labels)])
-
-    whole, first, second = fresh(), fresh(), fresh()
-    run(whole, 9)
-    run(first, 5)
-    with torch.no_grad():
-        second.gradients.flat.vector.copy_(first.gradients.flat.vector)
-    second.load_state_dict(deepcopy(first.state_dict()))
-    second.ledger.load_state_dict(first.ledger.state_dict())
-    for name in ("noise_source", "side_source"):
-        getattr(second, name).generator.set_state(getattr(first, name).generator.get_state())
-    run(second, 4)
-    assert torch.equal(second.gradients.flat.vector, whole.gradients.flat.vector)
 
 
 @pytest.mark.parametrize(
