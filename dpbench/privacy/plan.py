@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dpbench.privacy.correlation import Correlation
-from dpbench.privacy.sampling import POISSON, Scheme
+from dpbench.privacy.sampling import POISSON, SHUFFLED, Scheme
 
 
 class Part(NamedTuple):
@@ -80,6 +80,8 @@ class Plan:
             raise ValueError(f"{self.scheme.name}: the plan needs the number of releases in an epoch")
         if self.correlation is not None and not self.scheme.passes:
             raise ValueError(f"{self.scheme.name}: no bound on how often a sample takes part in correlated noise")
+        if self.correlation is not None and self.scheme is SHUFFLED and not self.correlation.restart:
+            raise ValueError("shuffled: a sample's place changes between passes, which correlated noise must not span")
 
     @classmethod
     def of(
