@@ -101,9 +101,10 @@ def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Ta
 
 def _ready(config: RunConfig, device: torch.device, batch_size: int) -> tuple[RunConfig, Assembly]:
     """A run of one step, with noise calibrated for that one, whose ledger has room for the warm-up before it."""
+    before = _warm_up_steps(config.query)
     one = audited(config, steps=1, batch_size=batch_size)
-    multiplier = budget(one).noise_multiplier
-    several = audited(config, steps=1 + _warm_up_steps(config.query), batch_size=batch_size)
+    several = audited(config, steps=before + 1, batch_size=batch_size)
+    multiplier = budget(one).noise_multiplier * one.noise.scale(0) / several.noise.scale(before)
     return several, assemble(several, device, multiplier, open_ledger(several, multiplier))
 
 
