@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,10 @@ class Clip(Stage):
     Attributes:
         scope: "flat", one norm over all parameters; or "per_layer", one per layer, each with the threshold
             C/sqrt(number of layers), so that the whole vector keeps the bound C.
+        feeds_back: whether what is left over of the vectors comes back in later steps, for which no bound is proven.
     """
+
+    feeds_back: ClassVar[bool] = False
 
     scope: str = "flat"
 
@@ -60,6 +64,16 @@ class Clip(Stage):
     def sensitivity(self, threshold: float) -> float:
         """Largest norm that one sample's scaled vector can have."""
         return threshold
+
+    def feed_back(self, total: Tensor, remainder: Tensor, threshold: float, batch: float) -> None:
+        """Add what was left over in earlier steps to the clipped sum; called once a step where the class feeds back.
+
+        Args:
+            total: Σ_i factor_i G_i, shape (d,), changed in place.
+            remainder: Σ_i (1 - factor_i) G_i of this step, shape (d,).
+            threshold: C_t.
+            batch: expected batch size.
+        """
 
 
 @dataclass

@@ -15,11 +15,13 @@ class Course(NamedTuple):
         steps: T, number of steps.
         batch: expected batch size B.
         rate: factor on the learning rate at step t = 0..T-1.
+        epoch: steps in which each sample takes part once, where the sampler passes over the data; else 0.
     """
 
     steps: int
     batch: float
     rate: Callable[[int], float]
+    epoch: int = 0
 
 
 class Stage:

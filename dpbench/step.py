@@ -37,7 +37,9 @@ class PrivateStep:
 
     g_t = (Σ_i clip(Σ_j w_j ∇f(θ_j; x_i)) + N(0, (z s_t Δ_t)² I)) / E[B], where z is the noise multiplier, s_t the
     relative scale of the noise, Δ_t the sensitivity that query and clip promise at threshold C_t, and E[B] the expected
-    batch size. The division by E[B] uses no data. Each release is in the ledger before it is used.
+    batch size. The division by E[B] uses no data. Each release is in the ledger before it is used. Where noise is
+    correlated, N is row t of a matrix mechanism's noise in place of an independent draw. Where the clip feeds back,
+    what it makes of earlier steps is added to the sum.
 
     Attributes:
         recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
@@ -102,6 +104,8 @@ class PrivateStep:
         """
         threshold = self.threshold.value(self.steps)
         found = yield self.request(batch, threshold)
+        if found.remainder is not None:
+            self.clip.feed_back(found.total, found.remainder, threshold, self.expected_batch)
         self.reveal(found.total)
         private_gradient = self.release(found, threshold).div_(self.expected_batch)
         # Right of here: post-processing. Nothing below touches the batch.
@@ -117,7 +121,8 @@ class PrivateStep:
         """What is asked of the gradients: Σ_i clip(G_i)."""
         points = self.query.points(self.gradients.flat.vector)
         factors = partial(self.clip.factors, threshold=threshold)
-        return Request(self.gradients, points, batch, factors, apart=self.query.clipped_apart)
+        apart, feeds_back = self.query.clipped_apart, self.clip.feeds_back
+        return Request(self.gradients, points, batch, factors, apart=apart, remainder=feeds_back)
 
     def sensitivity(self, threshold: float) -> float:
         """Δ_t: largest change of the clipped sum when one sample is added or removed."""
@@ -126,7 +131,9 @@ class PrivateStep:
     def noise_std(self, step: int, threshold: float) -> float:
         """Standard deviation of the noise in each coordinate of g_t; public."""
         multiplier = self.noise_multiplier * self.noise.scale(step)
-        return multiplier * self.sensitivity(threshold) / self.expected_batch if multiplier > 0 else 0.0
+        if multiplier == 0:
+            return 0.0
+        return multiplier * self.noise.deviation(step) * self.sensitivity(threshold) / self.expected_batch
 
     def reveal(self, clipped_sum: Tensor) -> None:
         """Show the un-noised sum to a recorder, and its norm to an optimizer that declares it reads it.

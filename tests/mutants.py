@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dpbench.gradients import Request
-from dpbench.noise import Noise
+from dpbench.noise import CorrelatedNoise, Noise
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.query import Point
 from dpbench.step import PrivateStep
@@ -16,9 +16,12 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def noise_times(factor: float) -> Break:
+    def scaled(draw):
+        return lambda self, out, source: draw(self, out, source).mul_(factor)
+
     def break_it(patch):
-        draw = Noise.draw
-        patch.setattr(Noise, "draw", lambda self, out, source: draw(self, out, source).mul_(factor))
+        for kind in (Noise, CorrelatedNoise):
+            patch.setattr(kind, "draw", scaled(kind.draw))
 
     return break_it
 

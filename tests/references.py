@@ -488,3 +488,60 @@ def dcsgd_e(task):
         return threshold, reach
 
     return by_histogram(task, rule, 20.0)
+
+
+# Noise correlated between steps, and error feedback.
+
+
+def correlated(task, rows):
+    """SGD with automatic clipping, whose noise in step t is row t of the given rows."""
+    theta = task.start
+    for t in range(task.steps):
+        noise = task.multiplier * rows[t] if task.multiplier else 0.0
+        theta = theta - task.lr * (task.clipped_sum(t, [(1, theta)], task.bound) + noise) / task.expected_batch
+        yield theta
+
+
+@reference("dp_ftrl")
+def dp_ftrl(task):
+    """Kairouz et al. 2021: the noise of each prefix sum is that of the dyadic intervals it consists of.
+
+    An interval's noise is drawn in the step that completes it. All steps lie in one pass: one tree.
+    """
+
+    def of_prefix(count):
+        total = np.zeros_like(task.start)
+        while count:
+            total = total + task.drawn(count - 1)
+            count -= count & -count
+        return total
+
+    if task.multiplier == 0:
+        return correlated(task, None)
+    prefixes = [of_prefix(count) for count in range(task.steps + 1)]
+    return correlated(task, np.diff(prefixes, axis=0))
+
+
+@reference("dp_ftrl_banded")
+def dp_ftrl_banded(task, bands=4):
+    """C⁻¹ Z with c_k = binom(2k, k)/4^k below the band (Kalinin & Lampert 2024)."""
+    if task.multiplier == 0:
+        return correlated(task, None)
+    strategy = np.zeros((task.steps, task.steps))
+    for k in range(bands):
+        strategy += math.comb(2 * k, k) / 4**k * np.eye(task.steps, k=-k)
+    return correlated(task, np.linalg.solve(strategy, np.stack([task.drawn(t) for t in range(task.steps)])))
+
+
+@reference("dicesgd")
+def dicesgd(task):
+    """Zhang, Bu, Wu & Hong 2024: C_1 = C_2 = 1, with the published noise."""
+    theta, error = task.start, np.zeros_like(task.start)
+    for t in range(task.steps):
+        mean = task.clipped_sum(t, [(1, theta)], lambda norms, _: np.ones_like(norms)) / task.expected_batch
+        clipped = task.clipped_sum(t, [(1, theta)], abadi) / task.expected_batch
+        returned = error * min(1, 1 / max(np.linalg.norm(error), 1e-300))
+        step = clipped + returned
+        theta = theta - task.lr * task.mean(t, task.expected_batch * step, sensitivity=math.sqrt(3))
+        error = error + mean - step
+        yield theta

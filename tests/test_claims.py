@@ -480,7 +480,6 @@ def test_what_an_artefact_needs_is_counted_with_shared_runs_once():
 
 # Options that the project does not have yet; a name is removed when its file comes.
 PENDING: set[str] = {
-    "algo=dp_ftrl",
     "dataset=dart",
     "dataset=e2e",
     "dataset=mnli",

@@ -428,6 +428,8 @@ def share_of_the_sensitivity(algo):
 
 @every_algorithm
 def test_no_sample_changes_the_sum_by_more_than_the_sensitivity(algo):
+    if config_of(algo).uncertified is not None:
+        pytest.skip("no bound is proven, as its runs say")
     assert 0.9 < share_of_the_sensitivity(algo) <= 1 + 1e-5
 
 

@@ -24,7 +24,7 @@ def block(strategy, steps):
     if isinstance(strategy, Tree):
         rows = []
         for level in range(10):
-            for first in range(0, steps, 2**level):
+            for first in range(0, steps, 2 * 2**level):  # prefix sums are made of every other interval alone
                 if first + 2**level <= steps:
                     rows.append([first <= step < first + 2**level for step in range(steps)])
         return np.array(rows, dtype=float)

@@ -336,7 +336,7 @@ def clip_of(name, threshold=0.5):
 def test_sum_of_a_batch_is_that_of_its_tapes(name, micro):
     engine, points, x, y = whole_batches(per_layer=name.endswith("per_layer"))
     recorded = tapes(engine, points, x, y, 6)
-    total, losses, _ = engine.clipped_sum(points, iter(micro_batches(x, y, micro)), clip_of(name))
+    total, losses, *_ = engine.clipped_sum(points, iter(micro_batches(x, y, micro)), clip_of(name))
     torch.testing.assert_close(total, clipped_sum(recorded, CLIPS[name], 0.5))
     torch.testing.assert_close(losses, recorded[0].losses)
 
@@ -358,7 +358,7 @@ def test_sample_without_a_finite_gradient_adds_nothing(model, broken, value):
         x[broken[0]] = 0.5
         x[broken[0]].view(-1)[20] = value
     for name, micro in (("none", 6), ("threshold", 6), ("threshold", 3), ("none", 2), ("threshold", 1)):
-        total, losses, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of(name))
+        total, losses, *_ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of(name))
         assert len(losses) == 6
         torch.testing.assert_close(total, want[name][0])
         torch.testing.assert_close(losses[good], want[name][1])
@@ -423,7 +423,7 @@ def test_model_without_books_leaves_broken_samples_out_too():
 def test_empty_batch_gives_zero_and_no_losses(per_layer):
     engine, points, _, _ = whole_batches(per_layer)
     for batch in ([], iter(())):
-        total, losses, _ = engine.clipped_sum(points, batch, clip_of("threshold"))
+        total, losses, *_ = engine.clipped_sum(points, batch, clip_of("threshold"))
         assert torch.equal(total, torch.zeros_like(engine.flat.vector))
         assert losses.shape == (0,)
 
@@ -467,7 +467,7 @@ def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypat
     memory = Memory(monkeypatch, most, error, message)
     for micro in (13, 7, 4, 3):
         memory.sizes.clear()
-        total, losses, _ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
+        total, losses, *_ = engine.clipped_sum(points, micro_batches(x, y, micro), clip_of("threshold"))
         torch.testing.assert_close(total, want)
         torch.testing.assert_close(losses, recorded.losses)  # in order, so none is lost or doubled
         assert sum(memory.sizes) == 13
@@ -481,7 +481,7 @@ def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
     want, *_ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
     x[1], x[3] = torch.nan, torch.inf
     memory = Memory(monkeypatch, 3)
-    total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    total, losses, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     torch.testing.assert_close(total, want)
     assert len(losses) == 6
     assert memory.refused == [6]
@@ -501,7 +501,7 @@ def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
         return record(engine, way, points, inputs, targets)
 
     monkeypatch.setattr(PerSampleGradients, "_record", second_fails)
-    total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    total, losses, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     assert sizes[:3] == [6, 4, 3]
     torch.testing.assert_close(total, want)
     assert len(losses) == 6
@@ -509,7 +509,7 @@ def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
 
 def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
     engine, points, x, y = whole_batches()
-    want, of_all, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    want, of_all, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
     for method in ("norms", "weighted_sum"):
         with monkeypatch.context() as patch:
             original = getattr(Tape, method)
@@ -521,7 +521,7 @@ def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
 
             patch.setattr(Tape, method, limited)
             engine._most = None
-            total, losses, _ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+            total, losses, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
         torch.testing.assert_close(total, want)
         torch.testing.assert_close(losses, of_all)
 

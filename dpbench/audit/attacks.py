@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from dpbench.audit.many_runs import attack_step
-from dpbench.audit.one_run import attack_run
+from dpbench.audit.one_run import attack_run, one_run
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audited
 from dpbench.audit.targets import canary_target, model_target
 from dpbench.config import RunConfig
 from dpbench.training.budget import budget
-
-ATTACKS = 4
 
 
 def audit(
@@ -31,20 +29,26 @@ def audit(
     Raises:
         UserError: before the first attack: data that are not there, or noise that can't be calibrated.
     """
-    everyone = config.dataset.train_size
-    for steps, batch_size in ((1, everyone), (1, config.batch_size), (settings.steps, config.batch_size)):
-        budget(audited(config, steps=steps, batch_size=batch_size))  # cached
+    for attacked in (*_one_step(config), one_run(config, settings)):
+        budget(attacked)  # cached
     findings = []
-    for finding in _findings(config, settings, device, (1 - settings.confidence) / ATTACKS):
+    for finding in _findings(config, settings, device, (1 - settings.confidence) / (2 + len(_one_step(config)))):
         on_finding(finding)
         findings.append(finding)
     return Audit(settings.confidence, tuple(findings))
 
 
+def _one_step(config: RunConfig) -> list[RunConfig]:
+    """The run with one step on all samples, and on batches that are drawn unless its noise is correlated."""
+    full = audited(config, steps=1, batch_size=config.dataset.train_size)
+    if config.noise.correlation is not None:
+        return [full]
+    return [full, audited(config, steps=1, batch_size=config.batch_size)]
+
+
 def _findings(config: RunConfig, settings: AuditSettings, device: torch.device, risk: float) -> Iterator[Finding]:
-    everyone = config.dataset.train_size
     # The first one reads data, which may be missing.
-    yield attack_step(model_target(config, device, everyone), settings.runs, risk)
-    yield attack_step(canary_target(config, device, everyone), settings.runs, risk)
-    yield attack_step(canary_target(config, device, config.batch_size), settings.runs, risk)
+    yield attack_step(model_target(config, device, config.dataset.train_size), settings.runs, risk)
+    for attacked in _one_step(config):
+        yield attack_step(canary_target(config, device, attacked.batch_size), settings.runs, risk)
     yield attack_run(config, settings, device, risk)

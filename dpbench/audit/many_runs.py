@@ -71,7 +71,10 @@ def attack_step(target: Target, runs: int, risk: float) -> Finding:
         bounds[name] = _bound(counts[name], own, rate)
     best = max(bounds, key=lambda name: bounds[name])
     claimed = math.sqrt(sum(release.joint.noise_multiplier**-2 for release in observe.releases))
-    spent = epsilon(Plan.of(observe.releases), delta, config.privacy.valid_accountant, eps_scale=config.eps)
+    scheme = config.privacy.scheme
+    # Given the noise of the steps before, which is public here, that of one step is independent.
+    plan = Plan.of(observe.releases, scheme, epoch=int(scheme.passes))
+    spent = epsilon(plan, delta, config.privacy.valid_accountant, eps_scale=config.eps)
     return Finding(
         attack="one step, batches sampled" if rate < 1 else "one step, full batch",
         attacked=target.attacked,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -19,6 +20,7 @@ from dpbench.config.privacy import Privacy
 from dpbench.config.schema import EvaluationTimes
 from dpbench.data import Augmentation
 from dpbench.errors import UserError, require
+from dpbench.privacy.sampling import CYCLIC
 
 PREFIX = "audit."
 
@@ -88,15 +90,22 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
 
     Samples are not augmented, so that the attacker knows what a canary becomes. Batches are Poisson samples whatever
     the run's, since that is what the attacks' claims are about: what they try is the step, the sampler only if it is
-    Poisson's.
+    Poisson's. Noise that is correlated between steps has no claim for Poisson samples, and takes the same batches in
+    every pass.
     """
+    privacy = Privacy() if config.noise.correlation is None else Privacy(sampler=CYCLIC.name)
+    size = config.dataset.train_size
+    of_a_pass = math.ceil(size / batch_size) if privacy.scheme.passes else size / batch_size
     return replace(
         config,
         batch_size=batch_size,
-        epochs=steps * batch_size / config.dataset.train_size,
+        epochs=steps / of_a_pass,
         augmentation=Augmentation(),
         evaluation=EvaluationTimes(every_epochs=None),
-        privacy=Privacy(),
+        privacy=privacy,
+        # Copies: they are told about the run that they are in.
+        noise=deepcopy(config.noise),
+        threshold=deepcopy(config.threshold),
     )
 
 

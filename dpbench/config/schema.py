@@ -14,9 +14,10 @@ from omegaconf import MISSING
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config.privacy import Privacy
 from dpbench.data import Augmentation, ImageDataset
+from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
 from dpbench.privacy import Plan, Release
-from dpbench.privacy.sampling import POISSON, Scheme, steps_of
+from dpbench.privacy.sampling import CYCLIC, POISSON, SHUFFLED, Scheme, steps_of
 from dpbench.stage import Course
 from dpbench.training import schedules
 
@@ -170,7 +171,10 @@ class RunConfig:
             )
         self.model.check(self.dataset)
         self._check_stages()
-        course = Course(self.steps, self.batch_size, partial(self.schedule.factor, steps=self.steps))
+        self._check_correlation()
+        self._check_feedback()
+        rate = partial(self.schedule.factor, steps=self.steps)
+        course = Course(self.steps, self.batch_size, rate, self._epoch(self.privacy.scheme))
         self.noise.prepare(course)
         self.threshold.prepare(course)
 
@@ -202,10 +206,68 @@ class RunConfig:
                 value="false",
             )
 
+    def _check_correlation(self) -> None:
+        """Refuse what takes noise for independent between steps where it is not."""
+        correlation = self.noise.correlation
+        if correlation is None:
+            return
+        scheme = self.privacy.scheme
+        if not (scheme is CYCLIC or (scheme is SHUFFLED and correlation.restart)):
+            raise UserError(
+                "noise correlated between steps is accounted for by when a sample takes part, which must be once in "
+                "each pass and at the same place of all; use privacy=cyclic, or privacy=shuffled with "
+                "noise.restart=true",
+                field="privacy.sampler",
+                value=self.privacy.sampler,
+            )
+        if self.privacy.published is not None:
+            raise UserError(
+                "the rules of publications take noise for independent between steps, which this is not; leave it null",
+                field="privacy.published",
+                value=self.privacy.published,
+            )
+        if isinstance(self.filter, filters.OnlineFIR):
+            raise UserError(
+                "it tells signal from noise by noise being independent between steps, which this is not; use a filter "
+                "with fixed taps",
+                field="filter",
+                value="online_fir",
+            )
+
+    def _check_feedback(self) -> None:
+        """Refuse what error feedback does not go together with, or to run it unless its eps has been waived."""
+        if not isinstance(self.clip, ErrorFeedbackClip):
+            return
+        if self.query.clipped_apart:
+            raise UserError(
+                "what is left over of gradients clipped one by one is not that of their sum, which feeds back; use "
+                "another query",
+                field="query",
+                value="apart_iterates",
+            )
+        if self.noise.correlation is not None:
+            raise UserError(
+                "error feedback spreads a sample over all later steps, and correlated noise is accounted for by when "
+                "it takes part; use noise=constant",
+                field="clip",
+                value="error_feedback",
+            )
+        if not self.clip.uncertified and self.eps < math.inf:
+            raise UserError(
+                "un-clipped gradients come back in later steps, which no proof of the run's eps covers; set it to true "
+                "to run it all the same",
+                field="clip.uncertified",
+                value="false",
+            )
+
     @property
-    def certified(self) -> bool:
-        """Whether what the ledger records is all that the run reveals, so that its eps is proven."""
-        return not isinstance(self.optim, optim.UncertifiedAdaGradNorm)
+    def uncertified(self) -> str | None:
+        """What reaches the iterates beside what the ledger records, so that eps is not proven; None for nothing."""
+        if isinstance(self.optim, optim.UncertifiedAdaGradNorm):
+            return "un-noised values reach the iterates"
+        if isinstance(self.clip, ErrorFeedbackClip):
+            return "un-clipped gradients come back in later steps"
+        return None
 
     def _check_crop(self) -> None:
         smaller = min(self.dataset.height, self.dataset.width)
@@ -255,9 +317,13 @@ class RunConfig:
         return self._plan([self.noise.claimed_scale(step) for step in range(self.steps)], POISSON)
 
     def _plan(self, scales: list[float], scheme: Scheme) -> Plan:
-        epoch = math.ceil(self.dataset.train_size / self.batch_size) if scheme.passes else 0
         beside = self.threshold.beside
-        return Plan.of((Release(self.sampling_rate, scale, beside) for scale in scales), scheme, epoch)
+        releases = (Release(self.sampling_rate, scale, beside) for scale in scales)
+        return Plan.of(releases, scheme, self._epoch(scheme), self.noise.correlation)
+
+    def _epoch(self, scheme: Scheme) -> int:
+        """Steps of a pass over the data; 0 where the sampler makes none."""
+        return math.ceil(self.dataset.train_size / self.batch_size) if scheme.passes else 0
 
 
 # Group and option of every schema, as YAML files name them in `/schema/<group>: <option>`.
@@ -273,6 +339,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "automatic": clip.AutomaticClip,
         "normalised": clip.NormalisedClip,
         "psac": clip.PSAClip,
+        "error_feedback": ErrorFeedbackClip,
         "none": clip.NoClip,
     },
     "threshold": {
@@ -289,6 +356,8 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "decay": noise.DecayingNoise,
         "disk_released": noise.DiskReleasedNoise,
         "understated": noise.UnderstatedNoise,
+        "tree": noise.TreeNoise,
+        "banded": noise.BandedNoise,
     },
     "filter": {
         "identity": filters.Identity,

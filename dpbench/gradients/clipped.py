@@ -15,27 +15,33 @@ class Clipped(NamedTuple):
         total: Σ_i factor_i G_i, shape (d,).
         losses: of each sample, shape (B,).
         norms: ‖G_i‖ over all parameters, shape (B,); inf where it is not finite.
+        remainder: Σ_i (1 - factor_i) G_i over the samples whose gradients are finite, shape (d,); None where it was not
+            asked for.
     """
 
     total: Tensor
     losses: Tensor
     norms: Tensor
+    remainder: Tensor | None = None
 
 
 class Running:
     """Adds up micro-batches."""
 
-    def __init__(self, vector: Tensor) -> None:
+    def __init__(self, vector: Tensor, *, remainder: bool = False) -> None:
         self._total = torch.zeros_like(vector)
+        self._remainder = torch.zeros_like(vector) if remainder else None
         self._losses = [vector.new_empty(0)]
         self._norms = [vector.new_empty(0)]
 
     def add(self, found: Clipped) -> None:
         """Add a micro-batch."""
         self._total += found.total
+        if self._remainder is not None and found.remainder is not None:
+            self._remainder += found.remainder
         self._losses.append(found.losses)
         self._norms.append(found.norms)
 
     def clipped(self) -> Clipped:
         """What the micro-batches came to together."""
-        return Clipped(self._total, torch.cat(self._losses), torch.cat(self._norms))
+        return Clipped(self._total, torch.cat(self._losses), torch.cat(self._norms), self._remainder)

@@ -52,7 +52,8 @@ class _Share:
 
     @classmethod
     def of(cls, request: Request) -> _Share:
-        return cls(request, iter(request.batch), Running(request.gradients.flat.vector))
+        running = Running(request.gradients.flat.vector, remainder=request.remainder)
+        return cls(request, iter(request.batch), running)
 
     def next(self) -> MicroBatch | None:
         """The next micro-batch that is not empty; None at the end, or where reading it fails."""
@@ -165,7 +166,7 @@ class FusedGradients(PerSampleGradients):
     def _add(self, pieces: list[tuple[_Share, MicroBatch]]) -> bool:
         """Add the sums of these micro-batches to what the runs have; False if fewer rows at once must be tried."""
         weights = {tuple(point.weight for point in share.request.points) for share, _ in pieces}
-        apart = any(share.request.apart for share, _ in pieces)
+        apart = any(share.request.apart or share.request.remainder for share, _ in pieces)
         if len(pieces) > 1 and len(weights) == 1 and not apart:
             try:
                 together = self._together(pieces)

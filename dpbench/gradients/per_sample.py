@@ -129,7 +129,12 @@ class PerSampleGradients:
                 self._direct += [(layer, slot, parameter) for slot, parameter in slots]
 
     def clipped_sum(
-        self, points: Sequence[Point], batch: Iterable[tuple[Tensor, Tensor]], factors: Callable[[Tensor], Tensor]
+        self,
+        points: Sequence[Point],
+        batch: Iterable[tuple[Tensor, Tensor]],
+        factors: Callable[[Tensor], Tensor],
+        *,
+        remainder: bool = False,
     ) -> Clipped:
         """Σ_i factor_i G_i over a logical batch.
 
@@ -140,8 +145,9 @@ class PerSampleGradients:
             points: (weight, iterate) pairs; iterates have shape (d,).
             batch: inputs and targets of micro-batches; none at all gives zero.
             factors: maps norms of shape (G, B), inf for broken samples, to factors of that shape.
+            remainder: also sum what the factors leave over.
         """
-        running = Running(self.flat.vector)
+        running = Running(self.flat.vector, remainder=remainder)
         for inputs, targets in batch:
             waiting = [(inputs, targets)]
             while waiting:
@@ -149,7 +155,7 @@ class PerSampleGradients:
                 if self._most is not None and len(y) > self._most:
                     waiting = list(zip(x.split(self._most), y.split(self._most), strict=True)) + waiting
                     continue
-                found = self._sum_if_it_fits(points, x, y, factors)
+                found = self._sum_if_it_fits(points, x, y, factors, remainder)
                 if found is None:
                     self._most = len(y) // 2
                     waiting.insert(0, (x, y))
@@ -158,22 +164,30 @@ class PerSampleGradients:
         return running.clipped()
 
     def _sum_if_it_fits(
-        self, points: Sequence[Point], inputs: Tensor, targets: Tensor, factors: Callable[[Tensor], Tensor]
+        self,
+        points: Sequence[Point],
+        inputs: Tensor,
+        targets: Tensor,
+        factors: Callable[[Tensor], Tensor],
+        remainder: bool,
     ) -> Clipped | None:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
         try:
             tape = self.record(points, inputs, targets)
-            total = tape.weighted_sum(factors(tape.norms()))
+            weights = factors(tape.norms())
+            total = tape.weighted_sum(weights)
+            rest = tape.weighted_sum(1 - weights) if remainder else None
             finite = tape.finite()
             # The only synchronisation with a GPU, when all work of the micro-batch is under way.
             if bool(finite.all()):
-                return Clipped(total, tape.losses, tape.whole_norms())
+                return Clipped(total, tape.losses, tape.whole_norms(), rest)
             losses, norms = tape.losses, tape.whole_norms()
             del tape
             if not bool(finite.any()):
-                return Clipped(torch.zeros_like(total), losses, norms)
-            rest = self._sum_if_it_fits(points, inputs[finite], targets[finite], factors)
-            return None if rest is None else Clipped(rest.total, losses, norms)
+                none = torch.zeros_like(total)
+                return Clipped(none, losses, norms, none if remainder else None)
+            found = self._sum_if_it_fits(points, inputs[finite], targets[finite], factors, remainder)
+            return None if found is None else found._replace(losses=losses, norms=norms)
         except (RuntimeError, MemoryError) as error:
             if len(targets) == 1 or not out_of_memory(error):
                 raise

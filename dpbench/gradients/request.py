@@ -25,6 +25,7 @@ class Request(NamedTuple):
         batch: the logical batch, which can be read once.
         factors: of the norms.
         apart: sum the clipped gradients of the points, each clipped by itself, rather than clip their sum.
+        remainder: also sum what the factors leave over; not together with `apart`.
     """
 
     gradients: PerSampleGradients
@@ -32,11 +33,12 @@ class Request(NamedTuple):
     batch: Iterable[MicroBatch]
     factors: Callable[[Tensor], Tensor]
     apart: bool = False
+    remainder: bool = False
 
     def alone(self) -> Clipped:
         """The clipped sum, computed without regard to other runs; losses and norms of the first point if apart."""
         if not self.apart:
-            return self.gradients.clipped_sum(self.points, self.batch, self.factors)
+            return self.gradients.clipped_sum(self.points, self.batch, self.factors, remainder=self.remainder)
         running = Running(self.gradients.flat.vector)
         for micro_batch in self.batch:
             found = [self.gradients.clipped_sum([point], [micro_batch], self.factors) for point in self.points]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
+from dpbench.privacy.correlation import Correlation
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.stage import Course, Stage
 
@@ -14,6 +15,11 @@ from dpbench.stage import Course, Stage
 @dataclass
 class Noise(Stage):
     """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity."""
+
+    @property
+    def correlation(self) -> Correlation | None:
+        """How steps are correlated, None where they are independent; the plan is made of it."""
+        return None
 
     def prepare(self, course: Course) -> None:
         """Learn what is public about the run; called before anything else is asked of the stage."""
@@ -26,8 +32,12 @@ class Noise(Stage):
         """The scale that a publication's accountant takes it for; differs from `scale` where noise is understated."""
         return self.scale(step)
 
+    def deviation(self, step: int) -> float:
+        """Standard deviation of what `draw` gives at a step, in units of what the plan takes the noise for; public."""
+        return 1.0
+
     def draw(self, out: Tensor, source: GaussianSource) -> Tensor:
-        """Fill `out`, shape (d,), with this step's noise at unit variance and return it."""
+        """Fill `out`, shape (d,), with the noise of the next step at scale 1 and return it. Called once a step."""
         return source.fill(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import dp_accounting
 from dp_accounting import NeighboringRelation
@@ -51,24 +51,35 @@ def pass_multiplier(plan: Plan) -> float:
     """Noise multiplier of the one Gaussian release that a plan of passes over the data is; inf for an empty plan.
 
     In each pass a sample takes part in one release, in the worst case the least noisy one; passes compose exactly
-    (Dong, Roth, Su 2022, corollary 3.3). With correlated noise all passes are one release of a matrix mechanism.
+    (Dong, Roth, Su 2022, corollary 3.3). With correlated noise all passes are one release of a matrix mechanism, and
+    what is released beside the sums has noise of its own.
     """
     if not len(plan):
         return math.inf
-    if plan.correlation is not None:
-        return plan.smallest_multiplier / math.sqrt(plan.correlation.squared_sensitivity(len(plan), plan.epoch))
+    if plan.correlation is None:
+        return _over_passes(plan, lambda release: release.joint.noise_multiplier)
+    sums = min(run.release.noise_multiplier for run in plan.runs)
+    sums /= math.sqrt(plan.correlation.squared_sensitivity(len(plan), plan.epoch))
+    return _together([sums, _over_passes(plan, lambda release: _together(z for _, z in release.beside))])
+
+
+def _over_passes(plan: Plan, multiplier: Callable[[Release], float]) -> float:
     smallest: list[float] = []
     position = 0
     for release, times in plan.runs:
-        multiplier = release.joint.noise_multiplier
         first, last = position // plan.epoch, (position + times - 1) // plan.epoch
         smallest += [math.inf] * (last + 1 - len(smallest))
         for number in range(first, last + 1):
-            smallest[number] = min(smallest[number], multiplier)
+            smallest[number] = min(smallest[number], multiplier(release))
         position += times
-    if min(smallest) == 0:
-        return 0.0
-    return float(sum(z**-2 for z in smallest) ** -0.5)
+    return _together(smallest)
+
+
+def _together(multipliers: Iterable[float]) -> float:
+    """Of Gaussian releases as one; inf for none."""
+    inverse = [1 / z if z > 0 else math.inf for z in multipliers]
+    norm = math.hypot(*inverse)
+    return 1 / norm if norm > 0 else math.inf
 
 
 def discretisation(eps: float) -> float:

@@ -47,13 +47,35 @@ class Correlation:
         whole = passes * self._squared_sensitivity(epoch, epoch)
         return whole + (self._squared_sensitivity(rest, rest) if rest else 0.0)
 
+    def strategy(self, steps: int, epoch: int) -> np.ndarray:
+        """C of so many steps, float64, shape (steps, steps), lower triangular with ones on the diagonal.
+
+        Args:
+            steps: T.
+            epoch: steps after which it begins anew where it does.
+        """
+        matrix = np.zeros((steps, steps))
+        length = epoch if self.restart else steps
+        for start in range(0, steps, length):
+            size = min(length, steps - start)
+            matrix[start : start + size, start : start + size] = self._strategy(size)
+        return matrix
+
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
+        raise NotImplementedError
+
+    def _strategy(self, steps: int) -> np.ndarray:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Tree(Correlation):
-    """Binary tree aggregation: a noisy sum for every complete dyadic interval (Dwork et al. 2010, Chan et al. 2011)."""
+    """Binary tree aggregation: a noisy sum for every dyadic interval (Dwork et al. 2010, Chan et al. 2011).
+
+    Of the intervals [i 2^l, (i + 1) 2^l) prefix sums are made of those with even i alone. Each step completes exactly
+    one of these, of 2^l steps where 2^l is the largest power of two that divides the number of steps so far; no other
+    is released, or counted.
+    """
 
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
         # A sample adds to an interval as often as it takes part there; terms of one sign are the worst case.
@@ -61,9 +83,16 @@ class Tree(Correlation):
         for level in range(steps.bit_length()):
             length = 1 << level
             covered = np.arange(steps // length * length)  # the last interval of a level may be incomplete
+            covered = covered[covered // length % 2 == 0]
             pairs, counts = np.unique(covered // length * epoch + covered % epoch, return_counts=True)
             squares += np.bincount(pairs % epoch, counts**2.0, epoch)
         return float(squares.max())
+
+    def _strategy(self, steps: int) -> np.ndarray:
+        matrix = np.zeros((steps, steps))
+        for end in range(1, steps + 1):
+            matrix[end - 1, end - (end & -end) : end] = 1.0
+        return matrix
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,12 @@ class BandedSquareRoot(Correlation):
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
         # Coefficients are positive, so the worst case adds the columns of one sample up, and starts as early as it can.
         return _toeplitz_square(self, steps, epoch)
+
+    def _strategy(self, steps: int) -> np.ndarray:
+        matrix = np.zeros((steps, steps))
+        for lag, coefficient in enumerate(self.coefficients[:steps]):
+            matrix += np.diag(np.full(steps - lag, coefficient), -lag)
+        return matrix
 
 
 @cache

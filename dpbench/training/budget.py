@@ -88,7 +88,7 @@ def in_words(config: RunConfig, found: Budget) -> str:
     how = "given" if config.privacy.noise_multiplier is not None else f"{found.seconds:.1f} s"
     if found.seconds == 0 and config.privacy.noise_multiplier is None:
         how = "cached"
-    warning = "" if config.certified else "NOT CERTIFIED: un-noised values reach the iterates, eps does not hold; "
+    warning = "" if config.uncertified is None else f"NOT CERTIFIED: {config.uncertified}, eps does not hold; "
     line = warning + (
         f"noise multiplier {found.noise_multiplier:.4f} for eps={config.eps:g}, delta={config.delta_value:.3g} over "
         f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} "

@@ -216,7 +216,7 @@ class _Execution:
             "eps": ledger.epsilon(),
             "target_eps": config.eps,
             "delta": config.delta_value,
-            "private": math.isfinite(config.eps) and config.certified,
+            "private": math.isfinite(config.eps) and config.uncertified is None,
             "clipped": math.isfinite(config.clip.sensitivity(1.0)),
             "accountant": ledger.accountant,
             "sampler": config.privacy.sampler,
