@@ -5,6 +5,7 @@ from dpbench.models.cnn import CNN5, AbadiCNN, SmallCNN
 from dpbench.models.dense import MLP, Linear
 from dpbench.models.efficientnet import EfficientNet
 from dpbench.models.residual import BiTResNet, ResNet
+from dpbench.models.text import CharacterLSTM, SmallTransformer
 from dpbench.models.vit import VisionTransformer
 from dpbench.models.wide_resnet import WideResNet
 
@@ -13,11 +14,13 @@ __all__ = [
     "MLP",
     "AbadiCNN",
     "BiTResNet",
+    "CharacterLSTM",
     "EfficientNet",
     "Linear",
     "Model",
     "ResNet",
     "SmallCNN",
+    "SmallTransformer",
     "VisionTransformer",
     "WideResNet",
 ]

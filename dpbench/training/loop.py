@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from dpbench.config import RunConfig, config_hash
 from dpbench.data import Splits
 from dpbench.privacy import Ledger, make_sampler
 from dpbench.training.assemble import Assembly
-from dpbench.training.evaluation import evaluate
+from dpbench.training.evaluation import Evaluation, evaluate, evaluate_language_model
 from dpbench.training.lockstep import Steps
 from dpbench.training.randomness import generator
+
+# exp of more is no finite number.
+LARGEST_EXPONENT = 700.0
 
 
 class DivergedError(RuntimeError):
@@ -37,6 +40,7 @@ class Metrics:
         lr: learning rate of the last step.
         seconds: since training began.
         class_accuracy: of each class of the test split; in summary.json only.
+        more: numbers by name of a language model or of further splits, such as perplexity or mismatched_accuracy.
     """
 
     step: int
@@ -48,10 +52,12 @@ class Metrics:
     lr: float
     seconds: float
     class_accuracy: tuple[float | None, ...]
+    more: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, float]:
         """The numbers of a line by name."""
-        return {name: value for name, value in asdict(self).items() if name != "class_accuracy"}
+        own = {name: value for name, value in asdict(self).items() if name not in ("class_accuracy", "more")}
+        return own | self.more
 
 
 def train(
@@ -100,7 +106,7 @@ def train(
         on_step(step)
         if step % config.evaluate_every == 0 or step == config.steps:
             with flat.at(parts.averaging.average(flat.vector)):
-                test = evaluate(parts.model, splits.test, parts.micro_batch)
+                test, more = _evaluated(config, parts, splits)
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,
@@ -111,6 +117,7 @@ def train(
                 lr=lr,
                 seconds=time.perf_counter() - start,
                 class_accuracy=test.class_accuracy,
+                more=more,
             )
             loss_sum.zero_()
             seen = 0
@@ -119,8 +126,24 @@ def train(
                 raise DivergedError(f"the test loss is {test.loss} after {step} steps")
 
 
+def _evaluated(config: RunConfig, parts: Assembly, splits: Splits) -> tuple[Evaluation, dict[str, float]]:
+    """What there is to say about the model as it is: of the test split, and other numbers by name."""
+    generates = config.dataset.generates
+    measure = evaluate_language_model if generates else evaluate
+    test = measure(parts.model, splits.test, parts.micro_batch)
+    more = {"perplexity": math.exp(min(test.loss, LARGEST_EXPONENT))} if generates else {}
+    for name, split in splits.others.items():
+        found = measure(parts.model, split, parts.micro_batch)
+        more |= {f"{name}_loss": found.loss, f"{name}_accuracy": found.accuracy}
+        if generates:
+            more[f"{name}_perplexity"] = math.exp(min(found.loss, LARGEST_EXPONENT))
+    return test, more
+
+
 def _in_layout(images: Tensor, layout: torch.memory_format) -> Tensor:
-    """Images (B, C, H, W), or views of them (B, K, C, H, W), in a memory layout."""
+    """Images (B, C, H, W), or views of them (B, K, C, H, W), in a memory layout; token ids (B, T) as they are."""
+    if images.dim() == 2:
+        return images
     if images.dim() == 4:
         return images.contiguous(memory_format=layout)
     rows = images.flatten(0, 1).contiguous(memory_format=layout)
