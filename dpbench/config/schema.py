@@ -330,6 +330,8 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "efficientnet": models.EfficientNet,
         "vision_transformer": models.VisionTransformer,
         "small_transformer": models.SmallTransformer,
+        "text_encoder": models.TextEncoder,
+        "gpt2": models.GPT2,
         "character_lstm": models.CharacterLSTM,
     },
     "privacy": {"privacy": Privacy},

@@ -26,17 +26,23 @@ class TextDataset(Dataset):
         tokenizer: the model's; see `open_tokenizer`.
         vocabulary: number of ids that the model knows.
         padding: id that the model takes for padding.
+        beams: hypotheses that a language model follows when it continues texts; 1 is greedy.
+        most_tokens: longest continuation; 0: none is asked for.
     """
 
     max_length: int = 128
     tokenizer: str = ""
     vocabulary: int = 1
     padding: int = 0
+    beams: int = 5
+    most_tokens: int = 64
 
     def __post_init__(self) -> None:
         require(self.name in TEXTS, "dataset.name", self.name, f"one of {', '.join(TEXTS)}")
         for name in ("classes", "train_size", "test_size", "vocabulary"):
             require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+        require(self.beams >= 1, "dataset.beams", self.beams, "a whole number >= 1")
+        require(self.most_tokens >= 0, "dataset.most_tokens", self.most_tokens, "a whole number >= 0")
         require(self.max_length >= 4, "dataset.max_length", self.max_length, "a whole number >= 4")
 
     @property
@@ -74,7 +80,7 @@ class TextDataset(Dataset):
             if of_split.labels is not None:
                 self._require_labels(split, torch.tensor(of_split.labels), root)
             splits[split] = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
-        asked = self._prompts(texts["test"], tokenizer) if self.generates else None
+        asked = self._prompts(texts["test"], tokenizer) if self.generates and self.most_tokens else None
         return Splits(splits.pop("train"), splits.pop("test"), splits, asked)
 
     def _require_tokens(self, tokenizer: Tokenizer) -> None:

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from dpbench.config import RunConfig, config_hash
-from dpbench.data import Splits
+from dpbench.data import Prompts, Splits, TextDataset
+from dpbench.models import NextToken
 from dpbench.privacy import Ledger, make_sampler
+from dpbench.scores import text_scores
 from dpbench.training.assemble import Assembly
-from dpbench.training.evaluation import Evaluation, evaluate, evaluate_language_model
+from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model
+from dpbench.training.generation import continuations
 from dpbench.training.lockstep import Steps
 from dpbench.training.randomness import generator
 
@@ -106,7 +109,7 @@ def train(
         on_step(step)
         if step % config.evaluate_every == 0 or step == config.steps:
             with flat.at(parts.averaging.average(flat.vector)):
-                test, more = _evaluated(config, parts, splits)
+                test, more = _evaluated(config, parts, splits, last=step == config.steps)
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,
@@ -126,7 +129,9 @@ def train(
                 raise DivergedError(f"the test loss is {test.loss} after {step} steps")
 
 
-def _evaluated(config: RunConfig, parts: Assembly, splits: Splits) -> tuple[Evaluation, dict[str, float]]:
+def _evaluated(
+    config: RunConfig, parts: Assembly, splits: Splits, *, last: bool
+) -> tuple[Evaluation, dict[str, float]]:
     """What there is to say about the model as it is: of the test split, and other numbers by name."""
     generates = config.dataset.generates
     measure = evaluate_language_model if generates else evaluate
@@ -137,7 +142,19 @@ def _evaluated(config: RunConfig, parts: Assembly, splits: Splits) -> tuple[Eval
         more |= {f"{name}_loss": found.loss, f"{name}_accuracy": found.accuracy}
         if generates:
             more[f"{name}_perplexity"] = math.exp(min(found.loss, LARGEST_EXPONENT))
+    if last and splits.prompts is not None and math.isfinite(test.loss):
+        more |= _scores(config, parts, splits.prompts)
     return test, more
+
+
+def _scores(config: RunConfig, parts: Assembly, prompts: Prompts) -> dict[str, float]:
+    """Scores of what a language model says."""
+    data, model = config.dataset, parts.model
+    assert isinstance(data, TextDataset)
+    assert isinstance(model, NextToken)
+    batch = min(parts.micro_batch, EVALUATION_BATCH)
+    said = continuations(model, prompts, beams=data.beams, most_tokens=data.most_tokens, batch=batch)
+    return text_scores(said, prompts.references)
 
 
 def _in_layout(images: Tensor, layout: torch.memory_format) -> Tensor:
