@@ -21,6 +21,8 @@ KNOWN = {
     "bert-base-uncased": ("BertTokenizerFast", "google-bert/bert-base-uncased"),
     "bert-base-cased": ("BertTokenizerFast", "google-bert/bert-base-cased"),
 }
+# No vocabulary has fewer ids.
+FEWEST = 100
 
 
 class Tokenizer(Protocol):
@@ -121,20 +123,21 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
             str(local) if here else source, local_files_only=here or not download
         )
         opened = Pretrained(name, found)
+        # Where files are missing, transformers may make a tokenizer that knows no words.
+        if opened.vocabulary < FEWEST:
+            raise FileNotFoundError
     except Exception as error:  # whatever the network and the parsing of damaged files run into
         if here:
             raise _error(name, f"{local} can't be read ({type(error).__name__}); fetch its files anew") from error
-        where = f"nothing in {local}, and" if name in KNOWN else "no such folder, and"
+        where = f"nothing in {local}" if name in KNOWN else f"no folder {local}"
         remedy = "not to be had from the hub" if download else "not in the cache of the hub"
         raise _error(
             name,
-            f"{where} {source} is {remedy}; set data.download=true where there is a network, or put the files of the "
-            f"tokenizer into that folder",
+            f"{where}, and {source} is {remedy}; set data.download=true where there is a network, or put the files of "
+            "the tokenizer into that folder",
         ) from error
     finally:
         transformers.logging.set_verbosity(level)
-    if opened.vocabulary < 100:  # transformers makes an empty one where the files of a folder are missing
-        raise _error(name, f"{local} holds no vocabulary; fetch its files anew")
     return opened
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -34,9 +34,9 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
     most = max(map(len, references))
-    streams = [[written[k] if k < len(written) else None for written in references] for k in range(most)]
+    streams: Any = [[written[k] if k < len(written) else None for written in references] for k in range(most)]
     rouge = RougeScorer(["rougeL"], use_stemmer=False)
-    split = Tokenizer13a()
+    split: Callable[[str], str] = Tokenizer13a()  # type: ignore[no-untyped-call]
     said = [split(text.lower()).split() for text in hypotheses]
     wanted = [[split(text.lower()).split() for text in written] for written in references]
     wordnet = _wordnet()
