@@ -560,10 +560,12 @@ def test_a_tiny_gpt2_learns_to_describe_and_is_scored(small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("eps", ["8", "inf"])
 def test_the_small_transformer_learns_sst2(eps, data_root, tmp_path):
-    """Above the majority class, 50.9 %, by more than five standard deviations of a guess (1.7 % each)."""
-    root = data_root("sst2")
-    settings = ("dataset=sst2", f"eps={eps}", f"data.root={root}", "epochs=3", "dataset.max_length=64")
+    """Above the majority class, 50.9 %, by three standard deviations of a guess on 872 sentences, 1.7 % each."""
+    settings = (
+        "dataset=sst2", f"eps={eps}", f"data.root={data_root('sst2')}", "dataset.max_length=64", "algo=dpadam",
+        "clip=threshold", "threshold.norm=4",
+    )  # fmt: skip
     outcome = run(tmp_path / "results", *settings, settings=PLAIN)
     assert outcome.code == 0, outcome
     (file,) = (tmp_path / "results/runs").glob("*/0/summary.json")
-    assert json.loads(file.read_text())["test_accuracy"]["final"] > 0.51 + 5 * 0.017
+    assert json.loads(file.read_text())["test_accuracy"]["final"] > 0.509 + 3 * 0.017

@@ -64,7 +64,7 @@ class SmallTransformer(TextModel):
 
     name: str = "text_small"
     width: int = 64
-    depth: int = 2
+    depth: int = 1
     heads: int = 4
 
     def __post_init__(self) -> None:
