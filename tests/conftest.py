@@ -14,11 +14,16 @@ from helpers import accept_made_up_files
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
-# One file of each data set, below the data root.
+# One file of each data set or tokenizer, below the data root.
 MARKS = {
     "mnist": "MNIST/raw/train-images-idx3-ubyte",
     "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte",
     "cifar10": "cifar-10-batches-py/data_batch_1",
+    "sst2": "glue/SST-2/train.tsv",
+    "e2e": "e2e_nlg/trainset.csv",
+    "roberta-base": "tokenizers/roberta-base/vocab.json",
+    "gpt2": "tokenizers/gpt2/vocab.json",
+    "bert-base-uncased": "tokenizers/bert-base-uncased/vocab.txt",
 }
 
 

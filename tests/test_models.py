@@ -191,7 +191,7 @@ def test_settings_that_models_refuse(model, settings, complaint):
 
 
 def test_what_trains_is_a_setting():
-    data = ImageDataset("cifar10", 3, 32, 32, mean=[0.0] * 3, std=[1.0] * 3)
+    data = ImageDataset("cifar10", channels=3, height=32, width=32, mean=[0.0] * 3, std=[1.0] * 3)
 
     def parameters(model, trained):
         named = list(model.build(data).named_parameters())

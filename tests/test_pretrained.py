@@ -15,7 +15,7 @@ from dpbench import models
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 
-CIFAR10 = ImageDataset("cifar10", 3, 32, 32, mean=[0.0] * 3, std=[1.0] * 3)
+CIFAR10 = ImageDataset("cifar10", channels=3, height=32, width=32, mean=[0.0] * 3, std=[1.0] * 3)
 
 
 def tiny(source, **settings):

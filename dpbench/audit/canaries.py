@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dpbench.config import RunConfig
-from dpbench.data import ImageDataset
+from dpbench.data import Dataset, ImageDataset
 from dpbench.models import Model
 from dpbench.query import Point
 
@@ -38,7 +38,7 @@ class CanaryModel(Model):
     directions: int = 1
 
     @override
-    def build(self, dataset: ImageDataset) -> nn.Module:
+    def build(self, dataset: Dataset) -> nn.Module:
         return _Valleys(self.directions)
 
 
@@ -58,7 +58,8 @@ class _Valleys(nn.Module):
 
 def with_canaries(config: RunConfig, directions: int) -> RunConfig:
     """The run on canaries: its model and samples are exchanged, all else stays."""
-    dataset = replace(config.dataset, channels=1, height=1, width=2, classes=2, mean=[0.0], std=[1.0])
+    size = config.dataset.train_size
+    dataset = ImageDataset(name="digits", channels=1, height=1, width=2, classes=2, train_size=size)
     return replace(config, model=CanaryModel(directions=directions), dataset=dataset, micro_batch=MICRO_BATCH)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from dpbench.audit.canaries import canary_samples, strongest_centre, with_canaries
 from dpbench.audit.settings import audited
 from dpbench.config import RunConfig
+from dpbench.data import ImageDataset
+from dpbench.errors import UserError
 from dpbench.gradients import MicroBatch
 from dpbench.privacy import Release
 from dpbench.query import Point, Query
@@ -86,6 +88,8 @@ def canary_target(config: RunConfig, device: torch.device, batch_size: int) -> T
 
 def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Target:
     """The step on the run's own model and data; the canary is an image of high contrast with the worst label."""
+    if not isinstance(config.dataset, ImageDataset):
+        raise UserError("this attack takes images; audit a run on images", field="dataset", value=config.dataset.name)
     config, parts = _ready(config, device, batch_size)
     data = config.dataset.load(Path(config.data.root), download=config.data.download).train.to(device)
     others = data.take(slice(0, OTHERS))

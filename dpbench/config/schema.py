@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config.privacy import Privacy
-from dpbench.data import Augmentation, ImageDataset
+from dpbench.data import Augmentation, Dataset, ImageDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
 from dpbench.privacy import Plan, Release
@@ -127,7 +127,7 @@ class RunConfig:
     optim: optim.Optimizer = MISSING
     schedule: schedules.Schedule = MISSING
     averaging: averaging.Averaging = MISSING
-    dataset: ImageDataset = MISSING
+    dataset: Dataset = MISSING
     augmentation: Augmentation = MISSING
     model: models.Model = MISSING
     privacy: Privacy = MISSING
@@ -270,13 +270,14 @@ class RunConfig:
         return None
 
     def _check_crop(self) -> None:
-        smaller = min(self.dataset.height, self.dataset.width)
-        require(
-            self.augmentation.crop < smaller,
-            "augmentation.crop",
-            self.augmentation.crop,
-            f"fewer pixels than the {smaller} of dataset={self.dataset.name}",
-        )
+        crop, flip, data = self.augmentation.crop, self.augmentation.flip, self.dataset
+        if isinstance(data, ImageDataset):
+            smaller = min(data.height, data.width)
+            require(
+                crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}"
+            )
+        elif crop or flip:
+            raise UserError(f"moves images, but dataset={data.name} has texts", field="augmentation", value="crop_flip")
 
     def _delta(self) -> float:
         if isinstance(self.delta, str):
@@ -384,7 +385,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "sqrt_decay": schedules.SqrtDecay,
     },
     "averaging": {"none": averaging.Averaging, "exponential": averaging.ExponentialAveraging},
-    "dataset": {"images": ImageDataset},
+    "dataset": {"images": ImageDataset, "text": TextDataset},
     "augmentation": {"augmentation": Augmentation},
     "model": {
         "linear": models.Linear,
@@ -397,6 +398,10 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "bit_resnet": models.BiTResNet,
         "efficientnet": models.EfficientNet,
         "vision_transformer": models.VisionTransformer,
+        "small_transformer": models.SmallTransformer,
+        "text_encoder": models.TextEncoder,
+        "gpt2": models.GPT2,
+        "character_lstm": models.CharacterLSTM,
     },
     "privacy": {"privacy": Privacy},
     "tracker": {"wandb": TrackerSettings},

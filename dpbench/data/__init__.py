@@ -1,7 +1,21 @@
-"""Data sets: thin over torchvision and scikit-learn, on the device if they fit."""
+"""Data sets: thin over torchvision, scikit-learn, datasets and tokenizers, on the device if they fit."""
 
 from dpbench.data.augmentation import Augmentation
+from dpbench.data.base import Dataset
 from dpbench.data.images import ImageDataset
-from dpbench.data.resident import Split, Splits
+from dpbench.data.resident import Prompts, Samples, Split, Splits
+from dpbench.data.text import TextDataset
+from dpbench.data.tokens import IGNORED, TokenSplit
 
-__all__ = ["Augmentation", "ImageDataset", "Split", "Splits"]
+__all__ = [
+    "IGNORED",
+    "Augmentation",
+    "Dataset",
+    "ImageDataset",
+    "Prompts",
+    "Samples",
+    "Split",
+    "Splits",
+    "TextDataset",
+    "TokenSplit",
+]

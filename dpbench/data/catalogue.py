@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from dpbench.data.image_sources import IMAGES
 from dpbench.data.sources import Source
+from dpbench.data.text_sources import TEXTS
 
-SOURCES: dict[str, Source] = {**IMAGES}
+SOURCES: dict[str, Source] = {**IMAGES, **TEXTS}

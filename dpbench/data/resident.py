@@ -2,12 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class Samples(Protocol):
+    """One split of a data set, on a device.
+
+    Attributes:
+        labels: on that device, the sample in dimension 0.
+    """
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def to(self, device: torch.device) -> Samples:
+        """The split on a device."""
+
+    def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Inputs (B, ...) and targets (B, ...) of these indices."""
+
+    def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of these indices, at most `size` at a time, in any order; nothing where there are none."""
+
+    def everything(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples, at most `size` at a time, in any order."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a language model is given to continue, and what it may say.
+
+    Attributes:
+        ids: tokens of each prompt.
+        references: texts that people wrote for each.
+        end: token that ends a text.
+        decode: makes a text of tokens.
+    """
+
+    ids: list[list[int]]
+    references: list[list[str]]
+    end: int
+    decode: Callable[[list[int]], str]
 
 
 @dataclass
@@ -60,6 +103,10 @@ class Split:
         images = self.images[where].to(self.labels.device)
         return (images.float() - self.offset) * self.factor, self.labels[indices]
 
+    def everything(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples in order, at most `size` at a time."""
+        return (self.take(slice(start, start + size)) for start in range(0, len(self), size))
+
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these indices, at most `size` at a time; nothing where there are none.
 
@@ -80,7 +127,21 @@ class Split:
 
 @dataclass
 class Splits:
-    """The two splits of a data set."""
+    """The splits of a data set.
 
-    train: Split
-    test: Split
+    Attributes:
+        train: what is trained on, and all that is private.
+        test: what each evaluation is of.
+        others: further splits that each evaluation reports beside it, by name.
+        prompts: what a language model continues once it is trained, and what people wrote; None for other tasks.
+    """
+
+    train: Samples
+    test: Samples
+    others: dict[str, Samples] = field(default_factory=dict)
+    prompts: Prompts | None = None
+
+    def to(self, device: torch.device) -> Splits:
+        """The splits on a device."""
+        others = {name: split.to(device) for name, split in self.others.items()}
+        return Splits(self.train.to(device), self.test.to(device), others, self.prompts)

@@ -4,20 +4,27 @@ from dpbench.models.base import Model
 from dpbench.models.cnn import CNN5, AbadiCNN, SmallCNN
 from dpbench.models.dense import MLP, Linear
 from dpbench.models.efficientnet import EfficientNet
+from dpbench.models.language import GPT2, NextToken, TextEncoder
 from dpbench.models.residual import BiTResNet, ResNet
+from dpbench.models.text import CharacterLSTM, SmallTransformer
 from dpbench.models.vit import VisionTransformer
 from dpbench.models.wide_resnet import WideResNet
 
 __all__ = [
     "CNN5",
+    "GPT2",
     "MLP",
     "AbadiCNN",
     "BiTResNet",
+    "CharacterLSTM",
     "EfficientNet",
     "Linear",
     "Model",
+    "NextToken",
     "ResNet",
     "SmallCNN",
+    "SmallTransformer",
+    "TextEncoder",
     "VisionTransformer",
     "WideResNet",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -20,14 +21,20 @@ class Model:
 
     name: str = ""
 
-    def check(self, dataset: ImageDataset) -> None:
-        """Raise `UserError` unless the model fits the data set; reads no data."""
+    def check(self, dataset: Any) -> None:
+        """Raise `UserError` unless the model fits the data set, of whatever kind; reads no data."""
+        if not isinstance(dataset, ImageDataset):
+            raise UserError(f"takes images, but dataset={dataset.name} has texts", field="model", value=self.name)
 
-    def build(self, dataset: ImageDataset) -> nn.Module:
-        """The module, which maps (B, C, H, W) to logits (B, classes); draws its weights from torch's generator."""
+    def build(self, dataset: Any) -> nn.Module:
+        """The module for a data set of the kind that it takes; draws its weights from torch's generator.
+
+        It maps inputs (B, ...) to logits (B, classes), or (B, T, ids) of next tokens.
+        """
         raise NotImplementedError
 
     def _require_pixels(self, dataset: ImageDataset, sizes: tuple[int, ...]) -> None:
+        Model.check(self, dataset)
         if dataset.height != dataset.width or dataset.height not in sizes:
             wanted = " or ".join(f"{size}x{size}" for size in sizes)
             raise UserError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
+from dpbench.data import IGNORED
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
@@ -26,6 +27,17 @@ Kind = TypeVar("Kind", bound=PerSampleGradients)
 def per_sample_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of each sample, shape (B,)."""
     return F.cross_entropy(logits, labels, reduction="none")
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of the tokens that each sample is asked for, shape (B,).
+
+    Args:
+        logits: shape (B, T, V).
+        targets: shape (B, T), `IGNORED` where no token is asked for.
+    """
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    return losses.view_as(targets).sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 
 @dataclass
@@ -50,7 +62,7 @@ def gradients_of(config: RunConfig, model: nn.Module, flat: FlatParameters, kind
     return kind(
         model,
         flat,
-        per_sample_loss,
+        next_token_loss if config.dataset.generates else per_sample_loss,
         per_layer=config.clip.scope == "per_layer",
         views=config.augmentation.copies,
         autocast=torch.bfloat16 if config.precision == "bfloat16" else None,

@@ -27,13 +27,12 @@ def seconds_of_training(config: RunConfig) -> float:
     release = Release(config.sampling_rate, 1.0, config.threshold.beside)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     parts = assemble(replace(config, noise=ConstantNoise()), device, 1.0, ledger)
-    images = blank(config, size, device)
-    labels = torch.zeros(size, dtype=torch.int64, device=device)
+    inputs, targets = blank(config, size, device)
 
     def step() -> float:
         start = time.perf_counter()
         micro = parts.micro_batch
-        parts.step(zip(images.split(micro), labels.split(micro), strict=True))
+        parts.step(zip(inputs.split(micro), targets.split(micro), strict=True))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Accuracy and loss on the test split, on the device."""
+"""Accuracy and loss on a split, on the device."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpbench.data import Split
+from dpbench.data import IGNORED, Samples
 
 EVALUATION_BATCH = 1000
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found.
+    """What an evaluation found; of a language model the samples are the tokens it is asked for.
 
     Attributes:
-        loss: mean over the split.
+        loss: mean over the samples.
         accuracy: fraction of the split, 0 to 1.
-        class_accuracy: of each class from 0 to the largest label; None for one without samples.
+        class_accuracy: of each class from 0 to the largest label; None for one without samples. Of a language model
+            there is none.
     """
 
     loss: float
@@ -28,8 +29,8 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Split, batch: int = EVALUATION_BATCH) -> Evaluation:
-    """Evaluate a model; it is left in training mode.
+def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH) -> Evaluation:
+    """Evaluate a classifier; it is left in training mode.
 
     Args:
         model: maps inputs to logits.
@@ -37,12 +38,10 @@ def evaluate(model: nn.Module, split: Split, batch: int = EVALUATION_BATCH) -> E
         batch: most samples at once.
     """
     model.eval()
-    batch = min(batch, EVALUATION_BATCH)
     loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
     of_class = split.labels.bincount()
     correct = torch.zeros_like(of_class)
-    for start in range(0, len(split), batch):
-        inputs, labels = split.take(slice(start, start + batch))
+    for inputs, labels in split.everything(min(batch, EVALUATION_BATCH)):
         logits = model(inputs)
         loss += F.cross_entropy(logits, labels, reduction="sum").double()
         correct.index_add_(0, labels, (logits.argmax(1) == labels).long())
@@ -50,3 +49,26 @@ def evaluate(model: nn.Module, split: Split, batch: int = EVALUATION_BATCH) -> E
     right, samples = correct.tolist(), of_class.tolist()
     by_class = tuple(r / n if n else None for r, n in zip(right, samples, strict=True))
     return Evaluation(float(loss) / len(split), sum(right) / len(split), by_class)
+
+
+@torch.no_grad()
+def evaluate_language_model(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH) -> Evaluation:
+    """Evaluate a model of the next token; it is left in training mode.
+
+    Args:
+        model: maps ids (B, T) to logits (B, T, V).
+        split: on the model's device; its targets are (B, T).
+        batch: most samples at once.
+    """
+    model.eval()
+    loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
+    correct = torch.zeros((), dtype=torch.int64, device=split.labels.device)
+    asked = torch.zeros_like(correct)
+    for inputs, targets in split.everything(min(batch, EVALUATION_BATCH)):
+        logits = model(inputs)
+        loss += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=IGNORED).double()
+        correct += (logits.argmax(-1) == targets).sum()
+        asked += (targets != IGNORED).sum()
+    model.train()
+    tokens = int(asked)
+    return Evaluation(float(loss) / tokens, int(correct) / tokens, ())

@@ -130,7 +130,7 @@ class _Execution:
         parts = assemble(config, device, found.noise_multiplier, ledger)
         if splits is None:
             loaded = config.dataset.load(Path(config.data.root), download=config.data.download)
-            splits = Splits(loaded.train.to(device), loaded.test.to(device))
+            splits = loaded.to(device)
             self.console.print(f"  {in_words(config, found)}; {describe(device)}")
         return Prepared(parts, splits, ledger, {**provenance(device), "micro_batch": parts.micro_batch})
 
@@ -213,6 +213,7 @@ class _Execution:
             },
             "test_accuracy_by_class": last.class_accuracy if last else None,
             "test_loss": last.test_loss if last else None,
+            **(last.more if last else {}),
             "eps": ledger.epsilon(),
             "target_eps": config.eps,
             "delta": config.delta_value,

@@ -41,6 +41,8 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
         return None, "fuse_seeds=false"
     if not _alike([run.model for run in runs]):
         return None, "what the models do not train differs between the seeds"
+    if not config.dataset.one_shape:
+        return None, "their samples are of different lengths"
     first = runs[0]
     fused = gradients_of(config, first.model, first.step.gradients.flat, FusedGradients)
     fused.rows = max(1, fused_rows(config, first.model, first.step.gradients, len(runs)))

@@ -61,29 +61,34 @@ def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
 
 
 def _what_needs_memory(config: RunConfig) -> list[object]:
-    shape = [config.dataset.channels, config.dataset.height, config.dataset.width, config.dataset.classes]
-    return [config.model, shape, config.augmentation, config.query.most_points, config.precision]
+    data = config.dataset
+    return [
+        config.model,
+        [*data.sample_shape, data.classes],
+        config.augmentation,
+        config.query.most_points,
+        config.precision,
+    ]
 
 
 def _peak(config: RunConfig, gradients: PerSampleGradients, count: int) -> int:
     """Largest number of bytes allocated while the gradients of so many blank samples are computed."""
     device = gradients.flat.vector.device
-    images = blank(config, count, device)
+    inputs, targets = blank(config, count, device)
     points = [Point(1.0, gradients.flat.vector)] * config.query.most_points
     with torch.random.fork_rng(devices=[device]):
         for _ in range(2):  # the first one also compares and times
             torch.cuda.reset_peak_memory_stats(device)
-            tape = gradients.record(points, images, torch.zeros(count, dtype=torch.int64, device=device))
+            tape = gradients.record(points, inputs, targets)
             tape.weighted_sum(tape.norms())
             del tape
     return torch.cuda.max_memory_allocated(device)
 
 
-def blank(config: RunConfig, count: int, device: torch.device) -> Tensor:
-    """So many blank inputs, as training would see them."""
-    data = config.dataset
-    images = torch.zeros(count, data.channels, data.height, data.width, device=device)
-    return config.augmentation.views(images, torch.Generator(device))
+def blank(config: RunConfig, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """So many blank inputs and targets, as training would see them."""
+    inputs, targets = config.dataset.blank(count, device)
+    return config.augmentation.views(inputs, torch.Generator(device)), targets
 
 
 def _fitting_on_cpu(config: RunConfig, model: nn.Module, vector: Tensor) -> int:
@@ -101,11 +106,7 @@ def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> in
 
     handles = [layer.register_forward_hook(count) for layer in model.modules() if not list(layer.children())]
     with torch.no_grad():
-        model(blank(config, 1, vector.device).reshape(-1, *_image_shape(config)))
+        model(blank(config, 1, vector.device)[0].reshape(-1, *config.dataset.sample_shape))
     for handle in handles:
         handle.remove()
     return vector.element_size() * (6 * outputs + len(vector) // 4)
-
-
-def _image_shape(config: RunConfig) -> tuple[int, int, int]:
-    return config.dataset.channels, config.dataset.height, config.dataset.width

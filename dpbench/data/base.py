@@ -1,0 +1,88 @@
+"""The contract of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dpbench.data.resident import Splits
+from dpbench.errors import UserError
+
+
+@dataclass
+class Suggested:
+    """Settings with which every algorithm learns on a data set; used where the user names none.
+
+    Attributes:
+        batch_size: expected batch size.
+        epochs: passes over the data.
+        lr: learning rate of each optimizer family.
+    """
+
+    batch_size: int = 0
+    epochs: float = 0
+    lr: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Dataset:
+    """What a run must know of a data set before it reads it; reading checks that it holds.
+
+    Attributes:
+        name: which data set.
+        classes: number of labels.
+        train_size: samples in the training split, N.
+        test_size: samples in the test split.
+        suggested: see `Suggested`.
+    """
+
+    name: str = ""
+    classes: int = 1
+    train_size: int = 1
+    test_size: int = 1
+    suggested: Suggested = field(default_factory=Suggested)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of the largest input of a model, without the dimension of the samples."""
+        raise NotImplementedError
+
+    @property
+    def one_shape(self) -> bool:
+        """Whether all inputs have that shape."""
+        return True
+
+    @property
+    def generates(self) -> bool:
+        """Whether the next token is to be predicted; else a sample's class."""
+        return False
+
+    def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """So many blank inputs of the largest shape, and targets."""
+        raise NotImplementedError
+
+    def load(self, root: Path, *, download: bool) -> Splits:
+        """Read the data set.
+
+        Args:
+            root: data root; see README for its layout.
+            download: fetch what is missing from the official source.
+
+        Raises:
+            UserError: missing, truncated or corrupt files, or not the declared samples.
+        """
+        raise NotImplementedError
+
+    def _require_samples(self, split: str, found: int, want: int, root: Path) -> None:
+        if found != want:
+            raise self._damaged(f"the {split} split has {found:,} samples, expected {want:,}", root)
+
+    def _require_labels(self, split: str, labels: Tensor, root: Path) -> None:
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+            raise self._damaged(f"the {split} split has a label outside 0..{self.classes - 1}", root)
+
+    def _damaged(self, what: str, root: Path) -> UserError:
+        return UserError(f"{what}; the files under {root} are damaged", field="dataset", value=self.name)

@@ -1,0 +1,86 @@
+"""Texts as tokens, made once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpbench import cache
+from dpbench.data.tokenizers import Tokenizer
+from dpbench.data.tokens import TokenSplit
+
+
+class Texts(NamedTuple):
+    """Samples as people read them.
+
+    Attributes:
+        first: texts; for language models what they are told.
+        second: second texts of pairs; for language models what they are to say.
+        labels: classes; None for language models.
+    """
+
+    first: list[str]
+    second: list[str] | None
+    labels: list[int] | None
+
+
+def encoded(texts: Texts, tokenizer: Tokenizer, *, padding: int, longest: int) -> TokenSplit:
+    """A split as tokens; from the cache where it was made before.
+
+    A text to be continued is followed by the mark that ends texts, then comes what is to be said, then that mark again.
+
+    Args:
+        texts: of the split.
+        tokenizer: makes ids of them.
+        padding: id that fills up.
+        longest: most tokens of a sample, the rest is cut off.
+    """
+    generates = texts.labels is None
+    what = hashlib.sha256(json.dumps([*texts, tokenizer.name, longest]).encode()).hexdigest()[:24]
+
+    def make() -> TokenSplit:
+        if texts.labels is not None:
+            samples, labels = tokenizer.encode(texts.first, texts.second, longest), texts.labels
+        else:
+            told = prompts(texts.first, tokenizer)
+            said = tokenizer.plain([f" {text}" for text in texts.second or []])
+            samples = [[*a, *b, tokenizer.end][: longest + 1] for a, b in zip(told, said, strict=True)]
+            labels = [len(ids) for ids in told]
+        return TokenSplit.of(samples, labels, padding=padding, longest=longest, generates=generates)
+
+    tokens, starts, labels = _kept(cache.folder() / "tokens" / f"{what}.npz", make)
+    return TokenSplit(tokens, starts, labels, padding, longest, generates)
+
+
+def prompts(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """What a language model is given to continue."""
+    return [[*ids, tokenizer.end] for ids in tokenizer.plain(texts)]
+
+
+def _kept(path: Path, make: Callable[[], TokenSplit]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, starts and labels of a file, which is made where there is none that can be read; best effort."""
+    names = ("tokens", "starts", "labels")
+    try:
+        with np.load(path) as archive:
+            tokens, starts, labels = (torch.from_numpy(archive[name]) for name in names)
+            return tokens, starts, labels
+    except Exception:  # whatever the parsing of a damaged file runs into
+        made = make()
+    found = (made.tokens, made.starts, made.labels)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with part.open("wb") as stream:
+            np.savez(stream, tokens=found[0].numpy(), starts=found[1].numpy(), labels=found[2].numpy())
+        part.replace(path)
+    except OSError:
+        pass
+    return found

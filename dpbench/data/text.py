@@ -1,0 +1,105 @@
+"""Text data sets: what is declared of them, and whether what is read agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.data.base import Dataset
+from dpbench.data.encoding import Texts, encoded, prompts
+from dpbench.data.resident import Prompts, Samples, Splits
+from dpbench.data.text_sources import TEXTS
+from dpbench.data.tokenizers import Tokenizer, open_tokenizer
+from dpbench.errors import UserError, require
+
+
+@dataclass
+class TextDataset(Dataset):
+    """Texts or pairs of texts, each of a class; or, with one class, texts of which a language model learns the end.
+
+    Attributes:
+        max_length: most tokens of a sample; the rest is cut off.
+        tokenizer: the model's; see `open_tokenizer`.
+        vocabulary: number of ids that the model knows.
+        padding: id that the model takes for padding.
+        beams: hypotheses that a language model follows when it continues texts; 1 is greedy.
+        most_tokens: longest continuation; 0: none is asked for.
+    """
+
+    max_length: int = 128
+    tokenizer: str = ""
+    vocabulary: int = 1
+    padding: int = 0
+    beams: int = 5
+    most_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        require(self.name in TEXTS, "dataset.name", self.name, f"one of {', '.join(TEXTS)}")
+        for name in ("classes", "train_size", "test_size", "vocabulary"):
+            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+        require(self.beams >= 1, "dataset.beams", self.beams, "a whole number >= 1")
+        require(self.most_tokens >= 0, "dataset.most_tokens", self.most_tokens, "a whole number >= 0")
+        require(self.max_length >= 4, "dataset.max_length", self.max_length, "a whole number >= 4")
+
+    @property
+    @override
+    def sample_shape(self) -> tuple[int, ...]:
+        return (self.max_length,)
+
+    @property
+    @override
+    def one_shape(self) -> bool:
+        return False
+
+    @property
+    @override
+    def generates(self) -> bool:
+        return self.classes == 1
+
+    @override
+    def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        shape = (count, self.max_length)
+        word = (self.padding + 1) % self.vocabulary
+        ids = torch.full(shape, word, dtype=torch.int64, device=device)
+        targets = torch.zeros(shape if self.generates else shape[:1], dtype=torch.int64, device=device)
+        return ids, targets
+
+    @override
+    def load(self, root: Path, *, download: bool) -> Splits:
+        tokenizer = open_tokenizer(self.tokenizer, root, download=download)
+        self._require_tokens(tokenizer)
+        texts = TEXTS[self.name].read(root, download=download)
+        for split, want in (("train", self.train_size), ("test", self.test_size)):
+            self._require_samples(split, len(texts[split].first), want, root)
+        splits: dict[str, Samples] = {}
+        for split, of_split in texts.items():
+            if of_split.labels is not None:
+                self._require_labels(split, torch.tensor(of_split.labels), root)
+            splits[split] = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
+        asked = self._prompts(texts["test"], tokenizer) if self.generates and self.most_tokens else None
+        return Splits(splits.pop("train"), splits.pop("test"), splits, asked)
+
+    def _require_tokens(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.vocabulary > self.vocabulary:
+            raise UserError(
+                f"has {tokenizer.vocabulary:,} ids, but model.vocabulary={self.vocabulary}",
+                field="model.tokenizer",
+                value=self.tokenizer,
+            )
+        if tokenizer.padding not in (None, self.padding):
+            raise UserError(
+                f"expected {tokenizer.padding}, the padding id of model.tokenizer={self.tokenizer}",
+                field="model.padding",
+                value=self.padding,
+            )
+
+    def _prompts(self, texts: Texts, tokenizer: Tokenizer) -> Prompts:
+        references: dict[str, list[str]] = {}
+        for told, said in zip(texts.first, texts.second or [], strict=True):
+            references.setdefault(told, []).append(said)
+        ids = prompts(list(references), tokenizer)
+        return Prompts(ids, list(references.values()), tokenizer.end, tokenizer.decode)

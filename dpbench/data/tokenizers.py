@@ -1,0 +1,145 @@
+"""From texts to ids: pretrained tokenizers, and bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from typing_extensions import override
+
+from dpbench.errors import UserError
+
+BYTES = "bytes"
+# Tokenizers whose vocabularies may lie in `<data root>/tokenizers/<name>/`: transformers' class and hub repository.
+KNOWN = {
+    "gpt2": ("GPT2TokenizerFast", "openai-community/gpt2"),
+    "roberta-base": ("RobertaTokenizerFast", "FacebookAI/roberta-base"),
+    "roberta-large": ("RobertaTokenizerFast", "FacebookAI/roberta-large"),
+    "bert-base-uncased": ("BertTokenizerFast", "google-bert/bert-base-uncased"),
+    "bert-base-cased": ("BertTokenizerFast", "google-bert/bert-base-cased"),
+}
+# No vocabulary has fewer ids.
+FEWEST = 100
+
+
+class Tokenizer(Protocol):
+    """Makes ids of texts.
+
+    Attributes:
+        name: tells tokenizers apart whose ids differ.
+        vocabulary: number of ids.
+        padding: id that fills up; None where the tokenizer has none.
+        end: id that ends a text.
+    """
+
+    name: str
+    vocabulary: int
+    padding: int | None
+    end: int
+
+    def encode(self, first: Sequence[str], second: Sequence[str] | None, longest: int) -> list[list[int]]:
+        """Ids of texts, or of pairs, with the marks around them, cut to the longest."""
+
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts without marks."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, without marks."""
+
+
+class Bytes(Tokenizer):
+    """UTF-8 bytes between a start and an end mark: ids 0..255, then start, end and padding."""
+
+    name = BYTES
+    vocabulary, start, end, padding = 259, 256, 257, 258
+
+    @override
+    def encode(self, first: Sequence[str], second: Sequence[str] | None, longest: int) -> list[list[int]]:
+        texts = first if second is None else [f"{a}\n{b}" for a, b in zip(first, second, strict=True)]
+        return [[self.start, *ids[: longest - 2], self.end] for ids in self.plain(texts)]
+
+    @override
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    @override
+    def decode(self, ids: list[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+class Pretrained(Tokenizer):
+    """A tokenizer of transformers."""
+
+    def __init__(self, name: str, found: Any) -> None:
+        self._found = found
+        self.vocabulary = len(found)
+        self.padding = found.pad_token_id
+        self.end = found.eos_token_id if found.eos_token_id is not None else found.sep_token_id
+        contents = found.backend_tokenizer.to_str()
+        self.name = f"{name}-{hashlib.sha256(contents.encode()).hexdigest()[:16]}"
+
+    @override
+    def encode(self, first: Sequence[str], second: Sequence[str] | None, longest: int) -> list[list[int]]:
+        texts = (list(first),) if second is None else (list(first), list(second))
+        ids: list[list[int]] = self._found(*texts, truncation=True, max_length=longest)["input_ids"]
+        return ids
+
+    @override
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self._found(list(texts), add_special_tokens=False)["input_ids"]
+        return ids
+
+    @override
+    def decode(self, ids: list[int]) -> str:
+        return str(self._found.decode(ids, skip_special_tokens=True))
+
+
+def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
+    """A tokenizer by name.
+
+    Args:
+        name: "bytes"; one of `KNOWN`, from `tokenizers/<name>/` under the data root, or from the hub; a folder that
+            transformers saved one to; or the id of a hub repository.
+        root: data root.
+        download: fetch it from the hub where it is neither here nor in the hub's cache.
+
+    Raises:
+        UserError: it is not there or can't be read.
+    """
+    if name == BYTES:
+        return Bytes()
+    import transformers
+
+    kind, source = KNOWN.get(name, ("AutoTokenizer", name))
+    local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
+    here = local.is_dir()
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        found = getattr(transformers, kind).from_pretrained(
+            str(local) if here else source, local_files_only=here or not download
+        )
+        opened = Pretrained(name, found)
+        # Where files are missing, transformers may make a tokenizer that knows no words.
+        if opened.vocabulary < FEWEST:
+            raise FileNotFoundError
+    except Exception as error:  # whatever the network and the parsing of damaged files run into
+        if here:
+            raise _error(name, f"{local} can't be read ({type(error).__name__}); fetch its files anew") from error
+        where = f"nothing in {local}" if name in KNOWN else f"no folder {local}"
+        remedy = "not to be had from the hub" if download else "not in the cache of the hub"
+        raise _error(
+            name,
+            f"{where}, and {source} is {remedy}; set data.download=true where there is a network, or put the files of "
+            "the tokenizer into that folder",
+        ) from error
+    finally:
+        transformers.logging.set_verbosity(level)
+    return opened
+
+
+def _error(name: str, message: str) -> UserError:
+    return UserError(message, field="model.tokenizer", value=name)

@@ -1,0 +1,5 @@
+"""How near generated texts come to those that people wrote."""
+
+from dpbench.scores.texts import text_scores
+
+__all__ = ["text_scores"]

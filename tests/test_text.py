@@ -1,0 +1,571 @@
+"""Texts: data, tokens, models, gradients of each pair of the papers, and scores of what a language model says."""
+
+import json
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from cli import run
+from helpers import assembled, composed
+from test_gradient_layers import plain_gradients
+
+from dpbench.clip import ThresholdClip
+from dpbench.data import IGNORED, TokenSplit
+from dpbench.data.encoding import Texts, encoded
+from dpbench.data.sources import File
+from dpbench.data.text_sources import TEXTS
+from dpbench.data.tokenizers import Bytes, open_tokenizer
+from dpbench.errors import UserError
+from dpbench.scores import text_scores
+from dpbench.scores.cider import cider
+from dpbench.training.assemble import next_token_loss, per_sample_loss
+from dpbench.training.evaluation import evaluate, evaluate_language_model
+
+# Data
+
+
+def test_sst2_is_whole_and_read_as_declared(data_root):
+    root = data_root("sst2")
+    texts = TEXTS["sst2"].read(root, download=False)
+    # The counts that GLUE is known to have.
+    assert (len(texts["train"].first), sum(texts["train"].labels)) == (67_349, 37_569)
+    assert (len(texts["test"].first), sum(texts["test"].labels)) == (872, 444)
+    assert texts["train"].first[1] == "contains no wit , only labored gags "
+
+
+def test_e2e_is_whole_and_read_as_declared(data_root):
+    texts = TEXTS["e2e"].read(data_root("e2e"), download=False)
+    assert {name: len(split.first) for name, split in texts.items()} == {
+        "train": 42_061,
+        "test": 4_693,
+        "validation": 4_672,
+    }
+    assert len(set(texts["test"].first)) == 630
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Writes a small data set in a published layout, of which as many samples are known."""
+
+    def write(name, files, *, samples=None):
+        source = TEXTS[name]
+        parts = []
+        for part in source.parts:
+            text = files[part.name]
+            path = tmp_path / part.file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            lines = len(text.splitlines()) - (path.suffix != ".jsonl")
+            parts.append(replace(part, file=File(part.file.path), samples=(samples or {}).get(part.name, lines)))
+        files = tuple(part.file for part in parts)
+        monkeypatch.setitem(TEXTS, name, replace(source, parts=tuple(parts), files=files))
+        return tmp_path
+
+    return write
+
+
+QNLI = 'index\tquestion\tsentence\tlabel\n0\tWho?\tHe "said.\tentailment\n1\tWhy?\tNo.\tnot_entailment\n'
+MNLI = "index\tsentence1\tsentence2\tx\tgold_label\n0\tA man.\tA boy.\t-\tcontradiction\n1\tA.\tB.\t-\tneutral\n"
+QQP = "id\tquestion1\tquestion2\tis_duplicate\n0\ta?\tb?\t1\n1\tbroken\n2\tc?\td?\t0\n"
+E2E = 'mr,ref\n"name[A], area[b]","A is, well, in b."\n"name[A], area[b]",In b there is A.\nname[C],C it is.\n'
+DART = [
+    {"tripleset": [["A", "IS", "b"], ["C", "HAS", "d"]], "annotations": [{"text": "A is b."}, {"text": "C has d."}]},
+    {"tripleset": [["E", "IS", "f"]], "annotations": [{"source": "x", "text": "E is f."}]},
+]
+ALL = ("train", "test", "validation")
+
+
+def test_published_layouts(small):
+    """An unpaired quote, a line of another shape, several references of one input, and triples."""
+    root = small("qnli", {"train": QNLI, "test": QNLI})
+    assert TEXTS["qnli"].read(root, download=False)["train"] == (["Who?", "Why?"], ['He "said.', "No."], [0, 1])
+    small("mnli", {"train": MNLI, "test": MNLI, "mismatched": MNLI})
+    found = TEXTS["mnli"].read(root, download=False)
+    assert list(found) == ["train", "test", "mismatched"]
+    assert found["mismatched"].labels == [2, 1]
+    small("qqp", {"train": QQP, "test": QQP}, samples={"train": 2, "test": 2})
+    assert TEXTS["qqp"].read(root, download=False)["train"] == (["a?", "c?"], ["b?", "d?"], [1, 0])
+    small("e2e", dict.fromkeys(ALL, E2E))
+    assert TEXTS["e2e"].read(root, download=False)["test"].second == [
+        "A is, well, in b.",
+        "In b there is A.",
+        "C it is.",
+    ]
+    lines = "".join(json.dumps(entry) + "\n" for entry in DART)
+    small(
+        "dart",
+        dict.fromkeys(ALL, lines),
+        samples=dict.fromkeys(ALL, 3),
+    )
+    told = TEXTS["dart"].read(root, download=False)["train"]
+    assert told == (["A : IS : b | C : HAS : d"] * 2 + ["E : IS : f"], ["A is b.", "C has d.", "E is f."], None)
+
+
+def test_names_are_split_at_random_but_always_alike(tmp_path, monkeypatch):
+    monkeypatch.setitem(TEXTS, "names", replace(TEXTS["names"], train=72, test=18))
+    (tmp_path / "names").mkdir()
+    for i in range(18):
+        (tmp_path / "names" / f"Language{i:02}.txt").write_text("".join(f"Näme{i}{k}\n" for k in range(5)))
+    once, again = (TEXTS["names"].read(tmp_path, download=False) for _ in range(2))
+    assert once == again
+    assert len(once["train"].first) == 72
+    both = [(n, y) for split in once.values() for n, y in zip(split.first, split.labels, strict=True)]
+    assert sorted(both) == sorted((f"Näme{i}{k}", i) for i in range(18) for k in range(5))
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (QNLI[:60], r"glue/QNLI/train.tsv has 1 samples instead of 2 .*; delete it and fetch it anew"),
+        (QNLI.replace("\tnot_entailment", "\t"), "has 1 samples instead of 2"),
+        ("\xff", "has 0 samples instead of 2"),
+    ],
+)
+def test_a_truncated_file_is_named(small, broken, says):
+    root = small("qnli", {"train": broken, "test": QNLI}, samples={"train": 2})
+    with pytest.raises(UserError, match=says):
+        TEXTS["qnli"].read(root, download=False)
+
+
+def test_a_file_of_other_bytes_is_named(small):
+    root = small("dart", dict.fromkeys(ALL, '{"tripleset": [["A", "B'))
+    with pytest.raises(UserError, match=r"dart/train.jsonl can't be read \(JSONDecodeError\)"):
+        TEXTS["dart"].read(root, download=False)
+    (root / "dart/train.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"dart/train.jsonl can't be read \(UnicodeDecodeError\)"):
+        TEXTS["dart"].read(root, download=False)
+
+
+def test_missing_files_and_corrupt_sums_are_said(tmp_path):
+    with pytest.raises(UserError, match=r"no complete copy .*train.tsv is missing.* set data.download=true"):
+        TEXTS["sst2"].read(tmp_path, download=False)
+    for name in ("train", "dev"):
+        path = tmp_path / f"glue/SST-2/{name}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("sentence\tlabel\na\t0\n")
+    with pytest.raises(UserError, match=r"glue/SST-2/train.tsv is corrupt \(another MD5"):
+        TEXTS["sst2"].read(tmp_path, download=False)
+
+
+def test_what_the_hub_gives_is_read_alike(tmp_path, monkeypatch):
+    import datasets
+
+    def load(*arguments, split):
+        assert arguments == ("nyu-mll/glue", "mnli")
+        return datasets.Dataset.from_dict({"premise": [split], "hypothesis": ["b"], "label": [2], "idx": [0]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    found = TEXTS["mnli"].read(tmp_path, download=True)
+    assert found["mismatched"] == (["validation_mismatched"], ["b"], [2])
+
+
+def test_a_hub_that_is_not_there_is_said(tmp_path, monkeypatch):
+    import datasets
+
+    def load(*arguments, split):
+        raise ConnectionError("no route\nto it")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(UserError, match=r"qqp: can't be fetched from the hub's nyu-mll/glue \(ConnectionError"):
+        TEXTS["qqp"].read(tmp_path, download=True)
+
+
+# Tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [
+        # As the papers' own tokenizers have them.
+        ("roberta-base", [0, 31414, 232, 328, 2], [0, 31414, 2, 2, 8331, 328, 2]),
+        ("bert-base-uncased", [101, 7592, 2088, 999, 102], [101, 7592, 102, 2088, 999, 102]),
+        ("gpt2", [15496, 995, 0], [15496, 6894, 0]),
+    ],
+)
+def test_real_tokenizers(name, one, two, data_root):
+    tokenizer = open_tokenizer(name, data_root(name), download=False)
+    assert tokenizer.encode(["Hello world!"], None, 16) == [one]
+    assert tokenizer.encode(["Hello"], ["world!"], 16) == [two]
+    assert len(tokenizer.encode(["Hello " * 50], None, 16)[0]) == 16
+    assert tokenizer.decode(tokenizer.plain(["hello world!"])[0]) == "hello world!"
+
+
+def test_bytes():
+    tokenizer = open_tokenizer("bytes", None, download=False)
+    assert tokenizer.encode(["é", "abcdef"], None, 5) == [[256, 195, 169, 257], [256, 97, 98, 99, 257]]
+    assert tokenizer.decode([256, 195, 169, 257]) == "é"
+
+
+def test_a_tokenizer_that_is_missing_or_damaged_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"=gpt2: nothing in .*tokenizers/gpt2, and openai-community/gpt2"):
+        open_tokenizer("gpt2", tmp_path, download=False)
+    (tmp_path / "tokenizers/gpt2").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"model.tokenizer=gpt2: "):
+        open_tokenizer("gpt2", tmp_path, download=False)
+    (tmp_path / "tokenizers/gpt2/vocab.json").write_text("{")
+    (tmp_path / "tokenizers/gpt2/merges.txt").write_text("")
+    with pytest.raises(UserError, match=r"model.tokenizer=gpt2: .*can't be read"):
+        open_tokenizer("gpt2", tmp_path, download=False)
+
+
+def split_of(lengths, *, generates=False, padding=0, longest=20):
+    samples = [list(range(1, n + 1)) for n in lengths]
+    labels = [1] * len(lengths) if generates else [n % 3 for n in lengths]
+    return TokenSplit.of(samples, labels, padding=padding, longest=longest, generates=generates)
+
+
+def test_batches_hold_each_sample_once_beside_others_of_its_length():
+    lengths = [3, 17, 4, 9, 20, 2, 18]
+    split = split_of(lengths)
+    indices = torch.tensor([6, 0, 2, 3, 4, 5])
+    found = []
+    for ids, labels in split.batches(indices, 2):
+        own = (ids != 0).sum(1)
+        assert ids.shape[1] == min(20, -(-int(own.max()) // 8) * 8)
+        for row, n, label in zip(ids, own.tolist(), labels.tolist(), strict=True):
+            assert row[:n].tolist() == list(range(1, n + 1))
+            assert label == n % 3
+            found.append(n)
+    assert found == sorted(lengths[i] for i in indices)
+    assert list(split.batches(torch.tensor([], dtype=torch.int64), 2)) == []
+    assert sum(len(labels) for _, labels in split.everything(3)) == len(lengths)
+
+
+def test_a_language_model_is_asked_for_what_it_is_not_told():
+    texts = Texts(["ab", "a"], ["cde", "b"], None)
+    split = encoded(texts, Bytes(), padding=258, longest=6)
+    ids, targets = split.take(torch.tensor([0, 1]))
+    a, b, space, c, d, e, end = (*b"ab cde", 257)
+    assert ids.tolist() == [[a, b, end, space, c, d], [a, end, space, b, end, 258]]
+    no = IGNORED
+    # Of the first sample, the last letter and the end are cut off.
+    assert targets.tolist() == [[no, no, space, c, d, e], [no, space, b, end, no, no]]
+
+
+def test_tokens_are_made_once_and_again_where_the_file_is_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    calls = []
+
+    class Counting(Bytes):
+        def plain(self, texts):
+            calls.append(len(texts))
+            return super().plain(texts)
+
+    texts = Texts(["ab", "c"], None, [0, 1])
+    first = encoded(texts, Counting(), padding=258, longest=6)
+    again = encoded(texts, Counting(), padding=258, longest=6)
+    assert len(calls) == 1
+    (file,) = (tmp_path / "tokens").iterdir()
+    file.write_bytes(file.read_bytes()[:50])
+    third = encoded(texts, Counting(), padding=258, longest=6)
+    assert len(calls) == 2
+    encoded(texts, Counting(), padding=258, longest=7)
+    assert len(calls) == 3
+    for other in (again, third):
+        assert torch.equal(first.tokens, other.tokens)
+        assert torch.equal(first.starts, other.starts)
+
+
+# Losses and evaluation
+
+
+def test_next_token_loss_is_the_mean_over_what_is_asked():
+    torch.manual_seed(0)
+    logits, targets = torch.randn(2, 3, 5), torch.tensor([[IGNORED, 4, 1], [2, IGNORED, IGNORED]])
+    logs = logits.log_softmax(-1)
+    want = torch.stack([-(logs[0, 1, 4] + logs[0, 2, 1]) / 2, -logs[1, 0, 2]])
+    torch.testing.assert_close(next_token_loss(logits, targets), want)
+    nothing = next_token_loss(logits, torch.full_like(targets, IGNORED))
+    assert nothing.tolist() == [0, 0]
+
+
+def test_evaluations_count_samples_and_tokens():
+    split = split_of([3, 9, 4, 2])
+    found = evaluate(lambda_model(lambda ids: F.one_hot((ids > 0).sum(1) % 2, 3).double()), split, 3)
+    # Right where n % 3 == n % 2 of lengths 3, 9, 4, 2: none, none, no, no but 4 -> 1 and 0, 2 -> 2 and 0.
+    assert found.accuracy == sum(n % 3 == n % 2 for n in (3, 9, 4, 2)) / 4
+    split = split_of([3, 9, 4], generates=True)
+    found = evaluate_language_model(lambda_model(lambda ids: 9.0 * F.one_hot(ids + 1, 30)), split, 2)
+    assert found.accuracy == 1
+    assert found.loss == pytest.approx(math.log(1 + 29 * math.exp(-9)), rel=1e-5)
+
+
+def lambda_model(function):
+    class Model(torch.nn.Module):
+        def forward(self, ids):
+            return function(ids)
+
+    return Model()
+
+
+# Models
+
+COUNTS = [
+    # DP-PMLF 4.2 and DC-SGD T21, with two classes; GPT-2 as published.
+    (("dataset=sst2", "model=roberta_base"), 124_647_170, 124_647_170),
+    (("dataset=qnli", "model=bert_base"), None, 7_680_002),
+    (("dataset=e2e",), 124_439_808, 124_439_808),
+]
+
+
+@pytest.mark.parametrize(("overrides", "all_of_them", "trained"), COUNTS, ids=lambda value: str(value))
+def test_parameters_are_as_many_as_the_papers_have(overrides, all_of_them, trained):
+    config = composed(*overrides)
+    with torch.device("meta"):
+        model = replace(config.model, pretrained=None).build(config.dataset)
+    parameters = list(model.parameters())
+    assert all_of_them in (None, sum(p.numel() for p in parameters))
+    assert sum(p.numel() for p in parameters if p.requires_grad) == trained
+
+
+def tiny(config):
+    """The same run with a smaller model of the same kind."""
+    model, data = config.model, config.dataset
+    if model.name in ("text_small", "lstm"):
+        changes = {"width": 8, "heads": 2} if model.name == "text_small" else {"embedded": 4, "hidden": 6}
+    else:
+        changes = {"width": 8, "heads": 2, "depth": 2, "pretrained": None, "dropout": 0.0}
+    small = {"vocabulary": 40, "padding": model.padding % 40, "longest": 24}
+    changes |= {"separator": 30} if hasattr(model, "separator") else {}
+    data = replace(data, vocabulary=40, padding=small["padding"], max_length=12)
+    optim = replace(config.optim, lr=1.0)
+    model = replace(model, **small, **changes)
+    return replace(config, model=model, dataset=data, clip=ThresholdClip(), optim=optim, batch_size=16, micro_batch=2)
+
+
+PAIRS = [
+    ("sst2", "text_small"),
+    ("sst2", "roberta_base"),  # DOPPLER, DiSK, DP-PMLF
+    ("mnli", "roberta_base"),
+    ("qqp", "roberta_base_lora"),  # DiSK
+    ("mnli", "roberta_large"),
+    ("qnli", "roberta_large_lora"),
+    ("e2e", "gpt2"),
+    ("dart", "gpt2"),
+    ("qnli", "bert_base"),  # DC-SGD
+    ("names", "lstm"),
+]
+# Whose mixtures of two iterates are tried at every test; those of the others in the slow ones.
+MIXED = [("sst2", "roberta_base"), ("e2e", "gpt2")]
+
+
+@pytest.fixture
+def _double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("_double")
+@pytest.mark.parametrize(
+    ("pair", "algorithm"),
+    [
+        *((pair, "dpsgd") for pair in PAIRS),
+        *(pytest.param(pair, "disk", marks=[] if pair in MIXED else pytest.mark.slow) for pair in PAIRS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_private_step_of_every_pair_keeps_books_and_clips_exactly(pair, algorithm):
+    """The clipped sum of samples of different lengths is that of plain autograd in float64, each sample alone."""
+    dataset, model = pair
+    config = tiny(composed(f"dataset={dataset}", f"model={model}", f"algo={algorithm}"))
+    torch.manual_seed(1)
+    padding, generates = config.dataset.padding, config.dataset.generates
+    words = [i for i in range(40) if i not in (padding, 30)]
+    samples = [[words[k] for k in torch.randint(len(words), (n,))] for n in (5, 11, 9)]
+    for sample in samples:
+        sample[len(sample) // 2] = 30  # the separator
+    labels = [2, 4, 3] if generates else [0, 1, config.dataset.classes - 1]
+    split = TokenSplit.of(samples, labels, padding=padding, longest=12, generates=generates)
+    batch = list(split.batches(torch.arange(3), 2))
+    loss = next_token_loss if generates else per_sample_loss
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="this model keeps no books")
+        parts = assembled(config)
+        # Weights away from zero, where LoRA's factors begin.
+        torch.nn.init.normal_(parts.step.gradients.flat.vector, std=0.2)
+        points = parts.step.query.points(parts.step.gradients.flat.vector)
+        if algorithm == "disk":
+            parts.step(batch)
+            points = parts.step.query.points(parts.step.gradients.flat.vector)
+            assert len(points) == 2
+        rows = torch.cat(
+            [
+                sum(p.weight * plain_gradients(parts.model, p.iterate, *one, loss=loss)[1] for p in points)
+                for one in batch
+            ]
+        )
+        factors = []
+
+        def clip(norms):
+            factors.append((0.5 * norms.median() / norms).clamp(max=1))
+            return factors[-1]
+
+        got, *_ = parts.step.gradients.clipped_sum(points, batch, clip)
+    want = (torch.cat(factors, 1)[0].unsqueeze(1) * rows).sum(0)
+    assert rows.norm(dim=1).min() > 0
+    assert torch.linalg.vector_norm(got - want) < 1e-9 * want.norm()
+
+
+@pytest.mark.parametrize("name", ["roberta_base", "bert_base", "lstm", "text_small"])
+def test_padding_changes_nothing(name):
+    dataset = {"lstm": "names", "bert_base": "qnli"}.get(name, "sst2")
+    config = tiny(composed(f"dataset={dataset}", f"model={name}"))
+    torch.manual_seed(0)
+    model = config.model.build(config.dataset).eval()
+    ids = torch.tensor([[3, 4, 30, 5, 7]])
+    filled = F.pad(ids, (0, 6), value=config.dataset.padding)
+    torch.testing.assert_close(model(ids), model(filled), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_masked_language_modelling_are_loaded_under_a_new_head(tmp_path):
+    """Under the names of published files: RoBERTa with its language head, BERT with gamma and beta."""
+    for name, dataset, kind in (("roberta_base", "sst2", "Roberta"), ("bert_base", "qnli", "Bert")):
+        config = tiny(composed(f"dataset={dataset}", f"model={name}"))
+        model = config.model
+        settings = getattr(transformers, f"{kind}Config")(
+            vocab_size=40,
+            hidden_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=24 + (model.padding + 1 if kind == "Roberta" else 0),
+            type_vocab_size=1 if kind == "Roberta" else 2,
+        )
+        published = getattr(transformers, f"{kind}Model")(settings)
+        head = {"lm_head.bias": torch.zeros(3), "cls.predictions.bias": torch.zeros(3)}
+        weights = {f"{kind.lower()}.{name}": value for name, value in published.state_dict().items()} | head
+        weights[f"{kind.lower()}.embeddings.position_ids"] = torch.arange(24)
+        old = {n.replace("LayerNorm.weight", "LayerNorm.gamma"): value for n, value in weights.items()}
+        torch.save(old, tmp_path / "pytorch_model.bin")
+        built = replace(model, pretrained=str(tmp_path)).build(config.dataset)
+        for name, value in built.net.state_dict().items():
+            assert name.startswith("classifier.") or torch.equal(value, weights[name])
+
+
+def test_gpt2_is_loaded_from_published_names_and_stays_tied(tmp_path):
+    config = tiny(composed("dataset=e2e"))
+    torch.manual_seed(3)
+    source = config.model.build(config.dataset).eval()
+    weights = {
+        n.removeprefix("transformer."): value for n, value in source.net.state_dict().items() if "lm_head" not in n
+    }
+    weights |= {"h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(())}
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    built = replace(config.model, pretrained=str(tmp_path)).build(config.dataset).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(source(ids), built(ids))
+    assert built.net.lm_head.weight is built.net.transformer.wte.weight
+
+
+def test_missing_weights_are_said(tmp_path):
+    config = tiny(composed("dataset=e2e"))
+    with pytest.raises(UserError, match=r"model.pretrained=.*/none.safetensors: there is no such file"):
+        replace(config.model, pretrained=str(tmp_path / "none.safetensors")).build(config.dataset)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("dataset=sst2", "model=linear"), "a data set of texts needs a model of text"),
+        (("dataset=mnist", "model=text_small"), "model=text_small: takes texts, but dataset=mnist has images"),
+        (("dataset=e2e", "model=text_small"), "tells classes of texts apart, but dataset=e2e has texts to continue"),
+        (("dataset=sst2", "model=gpt2"), "model=gpt2: continues texts, but dataset=sst2 has classes"),
+        (("dataset=sst2", "augmentation=crop_flip"), "moves images, but dataset=sst2 has texts"),
+        (("dataset=sst2", "dataset.max_length=600"), "dataset.max_length=600: expected at most the 512"),
+        (("dataset=sst2", "model.heads=3"), "model.width=64: expected a multiple of the 3 heads"),
+        (("dataset=sst2", "model=roberta_base", "model.trained=some"), "model.trained=some: expected one of all, head"),
+    ],
+)
+def test_what_does_not_go_together_is_said(overrides, says):
+    with pytest.raises(UserError, match=says):
+        composed(*overrides)
+
+
+def test_a_tokenizer_of_another_model_is_said(data_root):
+    root = data_root("gpt2")
+    with pytest.raises(UserError, match=r"model.tokenizer=gpt2: has 50,257 ids, but model.vocabulary=30522"):
+        composed("dataset=sst2", "model.tokenizer=gpt2").dataset.load(root, download=False)
+    with pytest.raises(UserError, match=r"model.padding=3: expected 0, the padding id"):
+        composed("dataset=sst2", "model.padding=3").dataset.load(root, download=False)
+
+
+# Scores
+
+SAID = [
+    "the blue spice is a coffee shop in the city centre",
+    "alimentum is not family friendly",
+    "a cheap pub near the river",
+]
+WRITTEN = [
+    ["the blue spice coffee shop is in the city centre", "blue spice is a coffee shop in the centre of the city"],
+    ["alimentum in the city centre is not family friendly"],
+    ["near the river there is a cheap pub", "a cheap pub by the river", "the pub near the river is cheap and cheerful"],
+]
+
+
+def test_cider_is_that_of_the_captioning_tools():
+    """What pycocoevalcap 1.2 prints for these texts."""
+    words = [text.split() for text in SAID]
+    assert cider(words, [[text.split() for text in texts] for texts in WRITTEN]) == pytest.approx(4.976822170993604)
+
+
+def test_scores_of_the_same_and_of_nothing():
+    same = text_scores(SAID, [[text] for text in SAID])
+    assert same["bleu"] == pytest.approx(100)
+    assert same["rouge_l"] == pytest.approx(100)
+    assert same["cider"] == pytest.approx(10)
+    assert all(value == 0 for value in text_scores(["", "", ""], WRITTEN).values())
+    assert len(same) == 5
+
+
+# Runs
+
+PLAIN = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
+
+
+def words_of(names):
+    rows = [f'"name[{n}], area[{a}]",{n} is in the {a}.\n' for n in names for a in ("city", "country", "park", "sea")]
+    return "mr,ref\n" + "".join(rows)
+
+
+def test_a_tiny_gpt2_learns_to_describe_and_is_scored(small, tmp_path):
+    """Trained with clipping alone it says afterwards what the told words ask for better than at first."""
+    root = small("e2e", {"train": words_of("ABCDEFGH"), "test": words_of("AB"), "validation": words_of("CD")})
+    settings = (
+        "dataset=e2e", "model=gpt2", "model.tokenizer=bytes", "model.vocabulary=259", "model.padding=258",
+        "model.width=32", "model.depth=1", "model.heads=2", "model.pretrained=null", "model.dropout=0",
+        "model.longest=64", "dataset.max_length=60", "dataset.most_tokens=30", "dataset.beams=2",
+        "dataset.train_size=32", "dataset.test_size=8", f"data.root={root}", "algo=dpadam", "eps=inf",
+        "batch_size=16", "epochs=60", "optim.lr=0.01", "evaluation.every_steps=60",
+    )  # fmt: skip
+    outcome = run(tmp_path / "results", *settings, settings=PLAIN)
+    assert outcome.code == 0, outcome
+    (folder,) = (tmp_path / "results/runs").glob("*/0")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["perplexity"] < lines[0]["perplexity"] < 259
+    assert lines[-1]["perplexity"] == pytest.approx(math.exp(lines[-1]["test_loss"]))
+    assert lines[-1]["validation_perplexity"] < 2
+    summary = json.loads((folder / "summary.json").read_text())
+    meteor = "meteor" if "meteor" in summary else "meteor_without_synonyms"
+    for name in ("bleu", "rouge_l", meteor, "nist", "cider"):
+        assert math.isfinite(summary[name])
+    assert summary["rouge_l"] > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eps", ["8", "inf"])
+def test_the_small_transformer_learns_sst2(eps, data_root, tmp_path):
+    """Above the majority class, 50.9 %, by three standard deviations of a guess on 872 sentences, 1.7 % each."""
+    settings = (
+        "dataset=sst2", f"eps={eps}", f"data.root={data_root('sst2')}", "dataset.max_length=64", "algo=dpadam",
+        "clip=threshold", "threshold.norm=4",
+    )  # fmt: skip
+    outcome = run(tmp_path / "results", *settings, settings=PLAIN)
+    assert outcome.code == 0, outcome
+    (file,) = (tmp_path / "results/runs").glob("*/0/summary.json")
+    assert json.loads(file.read_text())["test_accuracy"]["final"] > 0.509 + 3 * 0.017
