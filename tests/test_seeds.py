@@ -190,7 +190,7 @@ def test_clipped_sums_equal_those_of_torch_func(name, no_lone_pass):
         output = functional_call(seeds.models[0], parameters, (sample.unsqueeze(0),))
         return F.cross_entropy(output, target.unsqueeze(0))
 
-    for seed, (total, losses, _) in enumerate(seeds.fused.clipped_sums(seeds.requests())):
+    for seed, (total, losses, *_) in enumerate(seeds.fused.clipped_sums(seeds.requests())):
         flat, (inputs, targets) = seeds.engines[seed].flat, seeds.batches[seed]
         mixture = 0
         for weight, iterate in seeds.points(seed):
@@ -212,7 +212,7 @@ def test_batches_of_any_size_and_any_number_of_rows_at_once(sizes, rows):
 
 
 def test_a_batch_without_samples_adds_zero():
-    total, losses, _ = Seeds("mlp", [0, 3]).fused.clipped_sums(Seeds("mlp", [0, 3]).requests())[0]
+    total, losses, *_ = Seeds("mlp", [0, 3]).fused.clipped_sums(Seeds("mlp", [0, 3]).requests())[0]
     assert (float(total.abs().sum()), len(losses)) == (0.0, 0)
 
 

@@ -212,7 +212,7 @@ class RunConfig:
         if correlation is None:
             return
         scheme = self.privacy.scheme
-        if not (scheme is CYCLIC or (scheme is SHUFFLED and correlation.restart)):
+        if not (scheme == CYCLIC or (scheme is SHUFFLED and correlation.restart)):
             raise UserError(
                 "noise correlated between steps is accounted for by when a sample takes part, which must be once in "
                 "each pass and at the same place of all; use privacy=cyclic, or privacy=shuffled with "

@@ -40,7 +40,7 @@ def event(plan: Plan) -> dp_accounting.DpEvent:
 
 def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
     gaussian = dp_accounting.GaussianDpEvent(release.joint.noise_multiplier / scheme.sensitivity)
-    if scheme is FIXED_SIZE:
+    if scheme == FIXED_SIZE:
         # Its bound depends on the sizes through their ratio alone, and grows with it.
         size = 10**12
         return dp_accounting.SampledWithoutReplacementDpEvent(size, math.ceil(size * release.sampling_rate), gaussian)
@@ -98,7 +98,7 @@ def quick_bound(plan: Plan, delta: float) -> float:
 
 
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
-    relation = NeighboringRelation.REPLACE_ONE if scheme is FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
+    relation = NeighboringRelation.REPLACE_ONE if scheme == FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
     return RdpAccountant(orders, relation)
 
 

@@ -32,7 +32,7 @@ class Correlation:
         Without a restart a sample must take part at the same position in every pass: where passes are reshuffled, it
         may come last in one and first in the next, which can move more of the sums.
         """
-        return scheme is CYCLIC or (scheme.passes and self.restart)
+        return scheme == CYCLIC or (scheme.passes and self.restart)
 
     def squared_sensitivity(self, steps: int, epoch: int) -> float:
         """Max over positions p of ‖Σ_j C x_{p + j epoch}‖² for ‖x‖ <= 1, over the first `steps` steps.

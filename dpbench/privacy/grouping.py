@@ -90,7 +90,7 @@ def _divergences(
     """
     rates = np.array([release.sampling_rate for release in releases])
     multipliers = np.array([release.noise_multiplier for release in releases]) / scheme.sensitivity
-    factor = 4.0 if scheme is FIXED_SIZE else 1.0
+    factor = 4.0 if scheme == FIXED_SIZE else 1.0
     best, smallest = np.zeros(len(releases)), np.inf
     for order in _ORDERS:
         each = np.empty(len(releases))

@@ -149,11 +149,11 @@ class PassSampler(Sampler):
 
 def make_sampler(scheme: Scheme, size: int, batch: int, generator: torch.Generator) -> Sampler:
     """The sampler of a scheme over N samples with batches of B."""
-    if scheme is POISSON:
+    if scheme == POISSON:
         return PoissonSampler(size, batch, generator)
-    if scheme is FIXED_SIZE:
+    if scheme == FIXED_SIZE:
         return FixedSizeSampler(size, batch, generator)
-    return PassSampler(size, batch, generator, reshuffle=scheme is SHUFFLED)
+    return PassSampler(size, batch, generator, reshuffle=scheme == SHUFFLED)
 
 
 def steps_of(scheme: Scheme, size: int, batch: int, epochs: float) -> int:
