@@ -17,7 +17,7 @@ from dpbench.data import Augmentation, Dataset, ImageDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
 from dpbench.privacy import Plan, Release
-from dpbench.privacy.sampling import CYCLIC, POISSON, SHUFFLED, Scheme, steps_of
+from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
 from dpbench.training import schedules
 
@@ -211,8 +211,7 @@ class RunConfig:
         correlation = self.noise.correlation
         if correlation is None:
             return
-        scheme = self.privacy.scheme
-        if not (scheme == CYCLIC or (scheme is SHUFFLED and correlation.restart)):
+        if not correlation.covers(self.privacy.scheme):
             raise UserError(
                 "noise correlated between steps is accounted for by when a sample takes part, which must be once in "
                 "each pass and at the same place of all; use privacy=cyclic, or privacy=shuffled with "
