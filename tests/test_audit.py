@@ -252,6 +252,14 @@ def test_a_tap_shows_the_private_gradient_and_changes_nothing():
     assert len(seen) == 3
 
 
+def test_a_tap_shows_the_whole_gradient_where_the_optimizer_filters_a_projection():
+    seen = []
+    parts = assembled(composed("algo=lp_dpgalore", "model=linear", "optim.rank=2"), 1.0)
+    Tap.into(parts.step, lambda gradient: seen.append(gradient.clone()))
+    parts.step([(torch.ones(4, 1, 8, 8), torch.arange(4))])
+    assert [len(gradient) for gradient in seen] == [len(parts.step.gradients.flat.vector)]
+
+
 def test_thresholds_separate_what_can_be_separated():
     without, with_canary = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([4.0, 5.0])
     assert choose_threshold(without, with_canary, 0.1, 0.5) == 3.0

@@ -5,34 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor
-from typing_extensions import override
 
-from dpbench.filters import Filter
-from dpbench.stage import State
 from dpbench.step import PrivateStep
 
 
-class Tap(Filter):
-    """Shows every private gradient g_t, shape (d,), to the attacker, then lets the step's own filter have it."""
+class Tap:
+    """A recorder that shows every private gradient g_t, shape (d,), to the attacker, and nothing before noise."""
 
-    def __init__(self, filter: Filter, show: Callable[[Tensor], None]) -> None:
-        self._filter = filter
+    def __init__(self, show: Callable[[Tensor], None]) -> None:
         self._show = show
 
     @classmethod
     def into(cls, step: PrivateStep, show: Callable[[Tensor], None]) -> None:
-        """Put a tap in front of a step's filter."""
-        step.filter = cls(step.filter, show)
+        """Let a step be recorded by a tap."""
+        step.recorder = cls(show)
 
-    @override
-    def apply(self, gradient: Tensor) -> Tensor:
+    def unnoised(self, gradient: Tensor) -> None:
+        """Not for the attacker."""
+
+    def private(self, gradient: Tensor) -> None:
+        """Show g_t."""
         self._show(gradient)
-        return self._filter.apply(gradient)
-
-    @override
-    def state_dict(self) -> State:
-        return self._filter.state_dict()
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._filter.load_state_dict(state)
