@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpbench.claims import Artefact, Cell, Evidence, Finding, Outcome, judge, load_all, load_artefact, score
+from dpbench.claims.computed import Computed, path_of, write_computed
 from dpbench.claims.scorecard import Scorecard
 from dpbench.config import conf_folder
 
@@ -369,10 +370,8 @@ def test_computed_numbers_come_from_their_own_file(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "disk" / "table_7.yaml")
     evidence = Evidence(tmp_path, digest)
     assert judge(artefact, evidence)[0].detail == "not computed yet"
-    folder = tmp_path / "computed" / "disk"
-    folder.mkdir(parents=True)
     numbers = {"data MNIST, delta here": 60000**-1.1, "data MNLI, delta here": 392702**-1.1}
-    (folder / "table_7.json").write_text(json.dumps(numbers))
+    write_computed(path_of(tmp_path, "disk", "table_7"), Computed(numbers), {})
     found = {finding.claim: finding.outcome for finding in judge(artefact, evidence)}
     # 60000^-1.1 = 5.547e-6, which the paper prints as 5.5e-6, and 392702^-1.1 = 7.02e-7, as 6.3e-7.
     assert found["data MNIST, delta here: 5.5e-06"] == Outcome.REPRODUCED

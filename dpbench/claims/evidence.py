@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpbench.claims.computed import path_of, read_computed
 from dpbench.claims.schema import Artefact, Cell
 from dpbench.tracking.record import Status, read_json
 
@@ -85,9 +86,9 @@ class Evidence:
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
-        content = read_json(self.results_dir / "computed" / artefact.paper / f"{artefact.name}.json")
-        value = content.get(cell.place)
-        return Measured(() if value is None else (float(value),), 1, {})
+        computed = read_computed(path_of(self.results_dir, artefact.paper, artefact.name))
+        value = computed.values.get(cell.place) if computed is not None else None
+        return Measured(() if value is None else (value,), 1, {})
 
     def _runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
         digest = self.hash_of(overrides)
