@@ -19,6 +19,8 @@ MARKS = {
     "mnist": "MNIST/raw/train-images-idx3-ubyte",
     "fashion_mnist": "FashionMNIST/raw/train-images-idx3-ubyte",
     "cifar10": "cifar-10-batches-py/data_batch_1",
+    "adult": "adult/adult.data",
+    "rte": "glue/RTE/train.tsv",
     "sst2": "glue/SST-2/train.tsv",
     "e2e": "e2e_nlg/trainset.csv",
     "roberta-base": "tokenizers/roberta-base/vocab.json",

@@ -37,6 +37,14 @@ def test_sst2_is_whole_and_read_as_declared(data_root):
     assert texts["train"].first[1] == "contains no wit , only labored gags "
 
 
+def test_rte_is_whole_and_read_as_declared(data_root):
+    texts = TEXTS["rte"].read(data_root("rte"), download=False)
+    assert [len(texts[split].first) for split in ("train", "test")] == [2_490, 277]
+    assert texts["train"].first[0] == "No Weapons of Mass Destruction Found in Iraq Yet."
+    assert texts["train"].second[0] == "Weapons of Mass Destruction Found in Iraq."
+    assert texts["train"].labels[:2] == [1, 0]
+
+
 def test_e2e_is_whole_and_read_as_declared(data_root):
     texts = TEXTS["e2e"].read(data_root("e2e"), download=False)
     assert {name: len(split.first) for name, split in texts.items()} == {

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config.privacy import Privacy
-from dpbench.data import Augmentation, Dataset, ImageDataset, TextDataset
+from dpbench.data import Augmentation, Dataset, ImageDataset, TableDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
 from dpbench.privacy import Plan, Release
@@ -276,7 +276,9 @@ class RunConfig:
                 crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}"
             )
         elif crop or flip:
-            raise UserError(f"moves images, but dataset={data.name} has texts", field="augmentation", value="crop_flip")
+            raise UserError(
+                f"moves images, but dataset={data.name} has {data.holds}", field="augmentation", value="crop_flip"
+            )
 
     def _delta(self) -> float:
         if isinstance(self.delta, str):
@@ -384,7 +386,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
         "sqrt_decay": schedules.SqrtDecay,
     },
     "averaging": {"none": averaging.Averaging, "exponential": averaging.ExponentialAveraging},
-    "dataset": {"images": ImageDataset, "text": TextDataset},
+    "dataset": {"images": ImageDataset, "table": TableDataset, "text": TextDataset},
     "augmentation": {"augmentation": Augmentation},
     "model": {
         "linear": models.Linear,

@@ -4,6 +4,7 @@ from dpbench.data.augmentation import Augmentation
 from dpbench.data.base import Dataset
 from dpbench.data.images import ImageDataset
 from dpbench.data.resident import Prompts, Samples, Split, Splits
+from dpbench.data.tables import TableDataset
 from dpbench.data.text import TextDataset
 from dpbench.data.tokens import IGNORED, TokenSplit
 
@@ -16,6 +17,7 @@ __all__ = [
     "Samples",
     "Split",
     "Splits",
+    "TableDataset",
     "TextDataset",
     "TokenSplit",
 ]

@@ -46,6 +46,11 @@ class Dataset:
     suggested: Suggested = field(default_factory=Suggested)
 
     @property
+    def holds(self) -> str:
+        """What its samples are, in words."""
+        raise NotImplementedError
+
+    @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of the largest input of a model, without the dimension of the samples."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dpbench.data.image_sources import IMAGES
 from dpbench.data.sources import Source
+from dpbench.data.table_sources import TABLES
 from dpbench.data.text_sources import TEXTS
 
-SOURCES: dict[str, Source] = {**IMAGES, **TEXTS}
+SOURCES: dict[str, Source] = {**IMAGES, **TABLES, **TEXTS}

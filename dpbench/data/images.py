@@ -55,6 +55,11 @@ class ImageDataset(Dataset):
 
     @property
     @override
+    def holds(self) -> str:
+        return "images"
+
+    @property
+    @override
     def sample_shape(self) -> tuple[int, ...]:
         return (self.channels, self.height, self.width)
 

@@ -55,13 +55,13 @@ class Prompts:
 
 @dataclass
 class Split:
-    """One split of an image data set, on a device.
+    """One split of a data set whose samples are arrays of one shape, on a device.
 
     Attributes:
-        images: uint8, shape (N, C, H, W).
+        images: uint8, shape (N, C, H, W); or rows of numbers, float32 (N, F).
         labels: int64, shape (N,).
-        offset: subtracted from the raw bytes, shape (1, C, 1, 1).
-        factor: multiplies what is left, shape (1, C, 1, 1).
+        offset: subtracted from the raw values, shape (1, C, 1, 1) or ().
+        factor: multiplies what is left, shape (1, C, 1, 1) or ().
         resident: the images are on the device too; else they are in memory or mapped from disk.
     """
 
@@ -87,6 +87,11 @@ class Split:
         offset = highest * torch.tensor(mean).view(shape)
         return cls(images, labels.long(), offset, 1 / (highest * torch.tensor(std).view(shape)), resident)
 
+    @classmethod
+    def raw(cls, rows: Tensor, labels: Tensor) -> Split:
+        """A split of numbers that are taken as they are."""
+        return cls(rows, labels, torch.tensor(0.0), torch.tensor(1.0))
+
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.labels)
@@ -98,7 +103,7 @@ class Split:
         return Split(images, labels, offset, factor, self.resident)
 
     def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Normalised images, float32 (B, C, H, W), and labels (B,) of these indices, on the device."""
+        """Normalised samples, float32 (B, ...), and labels (B,) of these indices, on the device."""
         where = indices if isinstance(indices, slice) else indices.to(self.images.device)
         images = self.images[where].to(self.labels.device)
         return (images.float() - self.offset) * self.factor, self.labels[indices]

@@ -47,6 +47,11 @@ class TextDataset(Dataset):
 
     @property
     @override
+    def holds(self) -> str:
+        return "texts"
+
+    @property
+    @override
     def sample_shape(self) -> tuple[int, ...]:
         return (self.max_length,)
 

@@ -254,6 +254,20 @@ TEXTS: dict[str, TextSource] = {
         ),
         _table(
             TableSource,
+            "rte",
+            "GLUE RTE, premises and hypotheses",
+            (
+                Part("train", File("glue/RTE/train.tsv", "791051bd1bdc71a74ad2d674d5c256ca"), "train", 2_490),
+                Part("test", File("glue/RTE/dev.tsv", "973cb4178d4534cf745a01c309d4a66c"), "validation", 277),
+            ),
+            hub=("nyu-mll/glue", "rte"),
+            columns=("sentence1", "sentence2", "label"),
+            hub_columns=("sentence1", "sentence2", "label"),
+            labels=ENTAILS,
+            pairs=True,
+        ),
+        _table(
+            TableSource,
             "qqp",
             "GLUE QQP, pairs of questions",
             (

@@ -24,7 +24,9 @@ class Model:
     def check(self, dataset: Any) -> None:
         """Raise `UserError` unless the model fits the data set, of whatever kind; reads no data."""
         if not isinstance(dataset, ImageDataset):
-            raise UserError(f"takes images, but dataset={dataset.name} has texts", field="model", value=self.name)
+            raise UserError(
+                f"takes images, but dataset={dataset.name} has {dataset.holds}", field="model", value=self.name
+            )
 
     def build(self, dataset: Any) -> nn.Module:
         """The module for a data set of the kind that it takes; draws its weights from torch's generator.

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import nn
 from typing_extensions import override
 
-from dpbench.data import ImageDataset
-from dpbench.errors import require
+from dpbench.data import Dataset
+from dpbench.errors import UserError, require
 from dpbench.models.base import Model
 
 
-def _pixels(dataset: ImageDataset) -> int:
-    return dataset.channels * dataset.height * dataset.width
+@dataclass
+class Dense(Model):
+    """A model of numbers, whatever their order."""
+
+    @override
+    def check(self, dataset: Dataset) -> None:
+        if not dataset.one_shape:
+            message = f"takes images or rows of numbers, but dataset={dataset.name} has {dataset.holds}"
+            raise UserError(message, field="model", value=self.name)
 
 
 @dataclass
-class Linear(Model):
+class Linear(Dense):
     """Softmax regression; 7,850 parameters on 28x28 pixels and 10 classes."""
 
     name: str = "linear"
 
     @override
-    def build(self, dataset: ImageDataset) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(_pixels(dataset), dataset.classes))
+    def build(self, dataset: Dataset) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(dataset.sample_shape), dataset.classes))
 
 
 @dataclass
-class MLP(Model):
+class MLP(Dense):
     """Fully connected layers with tanh.
 
     Attributes:
@@ -42,9 +50,9 @@ class MLP(Model):
         require(all(width > 0 for width in self.hidden), "model.hidden", list(self.hidden), "widths > 0")
 
     @override
-    def build(self, dataset: ImageDataset) -> nn.Module:
+    def build(self, dataset: Dataset) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
-        width = _pixels(dataset)
+        width = math.prod(dataset.sample_shape)
         for hidden in self.hidden:
             layers += [nn.Linear(width, hidden), nn.Tanh()]
             width = hidden

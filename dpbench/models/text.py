@@ -38,7 +38,9 @@ class TextModel(Model):
     @override
     def check(self, dataset: Dataset) -> None:
         if not isinstance(dataset, TextDataset):
-            raise UserError(f"takes texts, but dataset={dataset.name} has images", field="model", value=self.name)
+            raise UserError(
+                f"takes texts, but dataset={dataset.name} has {dataset.holds}", field="model", value=self.name
+            )
         most = dataset.max_length
         require(most <= self.longest, "dataset.max_length", most, f"at most the {self.longest} of model={self.name}")
         if dataset.generates != self.generates:

@@ -1,0 +1,55 @@
+"""Data sets of rows of numbers: what is declared of them, and whether what is read agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from dpbench.data.base import Dataset
+from dpbench.data.resident import Split, Splits
+from dpbench.data.table_sources import TABLES
+from dpbench.errors import require
+
+
+@dataclass
+class TableDataset(Dataset):
+    """Rows of numbers, each of a class.
+
+    Attributes:
+        features: numbers in a row, F.
+    """
+
+    features: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.name in TABLES, "dataset.name", self.name, f"one of {', '.join(TABLES)}")
+        for name in ("features", "classes", "train_size", "test_size"):
+            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+
+    @property
+    @override
+    def holds(self) -> str:
+        return "rows of numbers"
+
+    @property
+    @override
+    def sample_shape(self) -> tuple[int, ...]:
+        return (self.features,)
+
+    @override
+    def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        targets = torch.zeros(count, dtype=torch.int64, device=device)
+        return torch.zeros(count, self.features, device=device), targets
+
+    @override
+    def load(self, root: Path, *, download: bool) -> Splits:
+        train, test = TABLES[self.name].read(root, download=download)
+        for split, (rows, labels), want in (("training", train, self.train_size), ("test", test, self.test_size)):
+            self._require_samples(split, len(rows), want, root)
+            self._require_labels(split, labels, root)
+            require(rows.shape[1] == self.features, "dataset.features", self.features, f"{rows.shape[1]}, as read")
+        return Splits(Split.raw(*train), Split.raw(*test))
