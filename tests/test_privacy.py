@@ -93,6 +93,24 @@ def test_rdp_calibration_agrees_with_opacus_bisection(size, epochs, rule):
         assert found.noise_multiplier <= multipliers[rule] * 1.002
 
 
+# doppler.md 2.11 and disk.md, table 7: N^-1.1.
+@pytest.mark.parametrize(
+    ("dataset", "model", "delta"),
+    [
+        ("cifar10", "cnn5", 6.7785e-6),
+        ("mnist", "linear", 5.5467e-6),
+        ("sst2", "text_small", 4.885e-6),
+        ("qnli", "text_small", 3.005e-6),
+        ("qqp", "text_small", 7.638e-7),
+        ("mnli", "text_small", 7.023e-7),
+        ("imagenet", "resnet50", 1.91e-7),
+    ],
+)
+def test_delta_by_its_rule_has_the_printed_values(dataset, model, delta):
+    (job,) = compose_jobs([f"dataset={dataset}", f"model={model}", "delta='1/N^1.1'"], multirun=False)
+    assert job.config.delta_value == pytest.approx(delta, rel=5e-4 if dataset != "imagenet" else 5e-3)
+
+
 def test_calibration_is_tight():
     for accountant in ("pld", "rdp"):
         found = calibrate(plan(0.02, 1000), 3.0, 1e-5, accountant)
