@@ -136,10 +136,14 @@ def weights(stage, steps):
     return run(stage, torch.eye(steps, dtype=torch.float64)).numpy()
 
 
-def impulse_response(name, steps):
+def impulse_response_of(stage, steps):
     """κ of the recursion without start-up correction, of which the weights are κ_{t-s} / Σ_{τ≤t} κ_τ and κ_0 = b_0."""
-    last = weights(catalogued(name), steps)[-1, ::-1]
-    return last / last[0] * taps(name)[0][0]
+    last = weights(stage, steps)[-1, ::-1]
+    return last / last[0] * stage.b[0]
+
+
+def impulse_response(name, steps):
+    return impulse_response_of(catalogued(name), steps)
 
 
 @in_the_catalogue
