@@ -267,6 +267,11 @@ def test_noise_multipliers_of_dp_sgd():
     ):
         assert prints_as(theorem("dp", steps).noise_multiplier(16.0), with_batch)
         assert prints_as(theorem("dp", steps, batch_in_log=False).noise_multiplier(16.0), without)
+    # Printed is 6.784, from the rounded K; it is 6.78348.
+    for steps, first in ((11_760, "4.709"), (23_520, "6.783"), (39_200, "8.874")):
+        adp = theorem("i", steps)
+        assert prints_as(adp.factors[0] * adp.noise_multiplier(16.0), first)
+        assert adp.factors[-1] > 100 * adp.factors[0]
     for steps, first, last in ((11_760, "2.295", "11.31"), (23_520, "2.797", "16.38"), (39_200, "3.231", "21.50")):
         adp = theorem("ii", steps)
         z = adp.noise_multiplier(16.0)
@@ -413,6 +418,15 @@ def test_quoted_setting_under_an_accountant():
         for budget, printed in zip((0.8, 1.2, 1.6, 3.2, 6.4), row.split(), strict=True):
             z = setting.noise_multiplier(16 * budget)
             assert both_conversions(11_700 * sampled_gaussian(z))[1] == pytest.approx(float(printed), abs=6e-4)
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_replacing_a_sample_costs_what_half_the_multiplier_does():
+    """adp.md, A13: DP-SGD at T = 11,760, classic conversion."""
+    setting = theorem("dp", 11_760)
+    for budget, printed in zip((0.8, 1.2, 1.6, 3.2, 6.4), ("0.54", "0.82", "1.12", "2.65", "11.9"), strict=True):
+        z = setting.noise_multiplier(16 * budget) / 2
+        assert prints_as(both_conversions(11_760 * sampled_gaussian(z))[1], printed)
 
 
 def test_bad_input():
