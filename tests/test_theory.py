@@ -231,15 +231,20 @@ def runs_of_disk(setting, steps, deviation, dimension):
 
 
 def test_disk_keeps_within_its_bounds():
-    """disk.md 3.3, corollary 1 at T = 3 T_0, theorem 2 and lemma 1, which is nearly reached where steps are small."""
+    """disk.md 3.3, corollary 1 at T = 3 T_0, and theorem 2."""
     dimension, noise = 20, 0.5
     setting, steps, bound = corollary_1(1.0, noise, 3)
-    squares, errors = runs_of_disk(setting, round(steps), math.sqrt(noise / dimension), dimension)
+    squares, _ = runs_of_disk(setting, round(steps), math.sqrt(noise / dimension), dimension)
     assert squares.mean() <= setting.mean_square(1.0, 2.0, steps, noise) <= bound
     assert squares.mean() > 0.2 * bound
-    # Means over all steps: relative standard error below 1 %.
+
+
+def test_the_error_of_disk_keeps_within_its_bound():
+    """disk.md 3.3, lemma 1: nearly reached where steps are small. Means of 40 runs of 300 steps: 0.4 %."""
+    setting, noise = Disk(kappa=0.7, gamma=-1.0, smoothness=1.0, lr=0.05), 0.5
+    squares, errors = runs_of_disk(setting, 300, math.sqrt(noise / 20), 20)
     expected = setting.next_error(errors[:, :-1], squares[:, :-1], noise)
-    assert 0.8 < errors[:, 1:].mean() / expected.mean() < 1
+    assert 0.97 < errors[:, 1:].mean() / expected.mean() < 1
 
 
 # ADP
