@@ -80,6 +80,14 @@ def test_exact_gaussian_at_its_ends():
     assert gaussian_log_delta(1.0, 8.0) == pytest.approx(float(mpmath.log(by_quadrature(1.0, 8.0))), rel=1e-9, abs=0)
 
 
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.05])
+@pytest.mark.parametrize("eps", [0.1, 1.0, 8.0, 100.0])
+def test_exact_gaussian_needs_no_more_noise_than_the_closed_bound(eps, delta):
+    """doppler.md 2.11: sqrt(2 ln(1/(2 delta)))/eps + 1/sqrt(2 eps), for delta <= 0.05."""
+    bound = math.sqrt(2 * math.log(1 / (2 * delta))) / eps + 1 / math.sqrt(2 * eps)
+    assert 0.15 * bound < 1 / gaussian_mu(eps, delta) <= bound
+
+
 def test_classical_bound():
     # adp.md, U2
     assert classical_eps(1.0, 1e-5).eps == pytest.approx(4.844805, abs=5e-7)
