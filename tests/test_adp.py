@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers import composed
+from helpers import assembled, composed
 from torch import nn
 
 from dpbench.clip import ThresholdClip
@@ -16,12 +16,14 @@ from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import DecayingNoise, GrowingNoise, StepSizeNoise
 from dpbench.optim import SGD
 from dpbench.privacy import Ledger, Plan, Release
+from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint
 from dpbench.stage import Course
 from dpbench.step import PrivateStep
 from dpbench.threshold import DecayingThreshold
 from dpbench.training.assemble import per_sample_loss
+from dpbench.training.budget import budget
 from dpbench.training.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 
 EPOCHS = {11_760: 60, 23_520: 120, 39_200: 200}
@@ -74,6 +76,7 @@ def test_scales_have_the_printed_sums(name, steps):
     ("name", "steps", "ratio", "crossing"),
     [
         ("i", 11_760, 1.5000, 5226),
+        ("i", 23_520, 1.5000, 10453),
         ("i", 39_200, 1.5000, 17422),
         ("ii", 11_760, 1.7367, 3170),
         ("ii", 23_520, 1.8791, 6209),
@@ -92,10 +95,70 @@ def test_less_noise_reaches_the_parameters_by_the_printed_factor(name, steps, ra
 
 def test_the_tiny_case_of_the_specification():
     """U9: b = (1, 2, 4, 8)."""
-    alpha = scales(Rates([1, 1 / 2, 1 / 4, 1 / 8]), 4)
-    sigma = 0.364686 * math.sqrt((1 / alpha**2).sum() / 4)
-    assert sigma * alpha == pytest.approx([0.249683, 0.353106, 0.499367, 0.706212], abs=2e-6)
-    assert sigma * alpha / np.array([1, 2, 4, 8]) == pytest.approx([0.249683, 0.176553, 0.124842, 0.088276], abs=2e-6)
+    b, alpha = np.array([1, 2, 4, 8]), scales(Rates([1, 1 / 2, 1 / 4, 1 / 8]), 4)
+    adp, dp = (AdpTheorem(tuple(factors), 1000, 10, 1e-5).sigma(1.0, 1.0) for factors in (alpha, np.ones(4)))
+    assert (adp, dp) == pytest.approx((0.249683, 0.364686), abs=6e-7)
+    assert adp * alpha == pytest.approx([0.249683, 0.353106, 0.499367, 0.706212], abs=6e-7)
+    assert adp * alpha / b == pytest.approx([0.249683, 0.176553, 0.124842, 0.088276], abs=6e-7)
+    assert dp / b == pytest.approx([0.364686, 0.182343, 0.091172, 0.045586], abs=6e-7)
+    of_dp, of_adp = 4 * (1 / b**2).sum(), (alpha**2 / b**2).sum() * (1 / alpha**2).sum()
+    assert (of_dp, of_adp) == pytest.approx((5.3125, 3.515625))
+    assert (dp / adp) ** 2 * (1 / b**2).sum() / (alpha**2 / b**2).sum() == pytest.approx(1.511111, abs=6e-7)
+
+
+# adp.md 3.1: noise in the parameters per C_G/eps_bar of schedule (ii): ADP's first and last, DP-SGD's.
+@pytest.mark.parametrize(
+    ("steps", "printed"),
+    [
+        (11_760, (2.0046e-3, 4.0691e-4, 7.1235e-3, 2.9353e-4)),
+        (23_520, (2.4429e-3, 4.1708e-4, 1.02623e-2, 2.9913e-4)),
+        (39_200, (2.8217e-3, 4.2403e-4, 1.34248e-2, 3.0316e-4)),
+    ],
+)
+def test_noise_in_the_parameters_has_the_printed_ends(steps, printed):
+    eta, alpha = rates(InverseSqrt(), steps), scales(InverseSqrt(), steps)
+    adp, dp = (AdpTheorem(tuple(factors), 50_000, 256, 1e-5).sigma(16.0, 1.0) for factors in (alpha, np.ones(steps)))
+    ends = [*(eta * alpha * adp)[[0, -1]], *(eta * dp)[[0, -1]]]
+    assert ends == pytest.approx(printed, rel=1.3e-5)
+    if steps == 23_520:  # figure 1: C_G = 2.5, eps_bar = 3.2
+        assert [2.5 / 3.2 * end for end in ends] == pytest.approx([1.909e-3, 3.258e-4, 8.017e-3, 2.337e-4], rel=3e-4)
+
+
+@pytest.mark.parametrize(("steps", "slope"), [(11_760, 9.2214e-4), (23_520, 6.5205e-4), (39_200, 5.0508e-4)])
+def test_the_schedule_linear_in_the_root_has_the_printed_slope(steps, slope):
+    """adp.md 2.4: η_t = 0.1 - r_T sqrt(t), and η_T = 1e-10."""
+    schedule, lr = SCHEDULES["i"]
+    eta = lr * np.array([schedule.factor(t, steps) for t in range(steps + 1)])
+    np.testing.assert_allclose((eta[0] - eta[1:]) / np.sqrt(np.arange(1, steps + 1)), slope, rtol=6e-5)
+    assert eta[0] == 0.1
+    assert eta[-1] == pytest.approx(1e-10, rel=1e-4)
+
+
+@pytest.mark.usefixtures("shared_streams")
+@pytest.mark.parametrize("multiplier", [0.0, 1.5])
+def test_of_constant_steps_it_is_dpsgd_bit_for_bit_and_so_it_is_without_noise(multiplier):
+    """U4, U5."""
+
+    def end(*overrides):
+        config = composed("algo=adp", "model=linear", "epochs=1", *overrides)
+        step = assembled(config, noise_multiplier=multiplier, steps=3).step
+        step.ledger.record = lambda release: None  # of another plan
+        for t in range(3):
+            inputs = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(t))
+            step([(inputs, torch.arange(20) % 10)])
+        return step.gradients.flat.vector
+
+    constant = ("schedule=constant", "optim.lr=0.3")
+    assert torch.equal(end(*constant), end(*constant, "noise=constant"))
+    assert torch.equal(end(), end("noise=constant")) == (multiplier == 0)
+
+
+def test_a_multiple_of_all_scales_adds_the_same_noise():
+    """U3: with step sizes of 1/4 throughout the scales are 2, and the multiplier is half of DP-SGD's."""
+    fixed = ("algo=adp", "schedule=inverse_sqrt", "schedule.a=16", "schedule.c=0", "epochs=2", "eps=3")
+    twice, once = (composed(*fixed, *more) for more in ((), ("noise=constant",)))
+    assert {twice.noise.scale(t) for t in range(twice.steps)} == {2.0}
+    assert 2 * budget(twice).noise_multiplier == pytest.approx(budget(once).noise_multiplier, rel=3e-4)
 
 
 def test_no_other_scales_let_less_noise_into_the_parameters():

@@ -428,6 +428,21 @@ def test_overrides_are_read_by_key_and_searched_where_they_have_several_values()
     assert {"algo.quantile=0.1", "algo.rate=0.3"} <= set(cell.candidates[4])
 
 
+# dc_sgd.md 4.4: points of the search with Adam; with SGD each is tried at 20 learning rates (table 5).
+GRIDS = {"DP-SGD": 10, "DC-SGD-P": 9, "DC-SGD-E": 1, "Andrew": 45, "Du": 90}
+
+
+@pytest.mark.parametrize(("table", "rates"), [("dc_sgd/table_4", 1), ("dc_sgd/table_5", 20)])
+def test_searches_of_dc_sgd_have_the_size_that_they_are_charged_for(table, rates):
+    """dc_sgd.md, T23."""
+    cells = [cell for cell in artefacts()[table].cells if cell.runs]
+    assert {(cell.at["method"], len(cell.candidates)) for cell in cells} == {
+        (method, points * rates) for method, points in GRIDS.items()
+    }
+    tried = {float(rate) for cell in cells for rate in cell.overrides["optim.lr"].split(",")}
+    assert sorted(tried) == pytest.approx([1e-5 * 2**i for i in range(20)] if rates > 1 else [0.001])
+
+
 def test_printed_numbers_are_read_as_they_stand():
     printed = parse_printed("56.68 ± 0.646 (57.65)", "x")
     assert (printed.value, printed.spread, printed.best, printed.times) == (56.68, 0.646, 57.65, None)

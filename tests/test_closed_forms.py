@@ -80,6 +80,14 @@ def test_exact_gaussian_at_its_ends():
     assert gaussian_log_delta(1.0, 8.0) == pytest.approx(float(mpmath.log(by_quadrature(1.0, 8.0))), rel=1e-9, abs=0)
 
 
+@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.05])
+@pytest.mark.parametrize("eps", [0.1, 1.0, 8.0, 100.0])
+def test_exact_gaussian_needs_no_more_noise_than_the_closed_bound(eps, delta):
+    """doppler.md 2.11: sqrt(2 ln(1/(2 delta)))/eps + 1/sqrt(2 eps), for delta <= 0.05."""
+    bound = math.sqrt(2 * math.log(1 / (2 * delta))) / eps + 1 / math.sqrt(2 * eps)
+    assert 0.15 * bound < 1 / gaussian_mu(eps, delta) <= bound
+
+
 def test_classical_bound():
     # adp.md, U2
     assert classical_eps(1.0, 1e-5).eps == pytest.approx(4.844805, abs=5e-7)
@@ -267,6 +275,11 @@ def test_noise_multipliers_of_dp_sgd():
     ):
         assert prints_as(theorem("dp", steps).noise_multiplier(16.0), with_batch)
         assert prints_as(theorem("dp", steps, batch_in_log=False).noise_multiplier(16.0), without)
+    # Printed is 6.784, from the rounded K; it is 6.78348.
+    for steps, first in ((11_760, "4.709"), (23_520, "6.783"), (39_200, "8.874")):
+        adp = theorem("i", steps)
+        assert prints_as(adp.factors[0] * adp.noise_multiplier(16.0), first)
+        assert adp.factors[-1] > 100 * adp.factors[0]
     for steps, first, last in ((11_760, "2.295", "11.31"), (23_520, "2.797", "16.38"), (39_200, "3.231", "21.50")):
         adp = theorem("ii", steps)
         z = adp.noise_multiplier(16.0)
@@ -413,6 +426,15 @@ def test_quoted_setting_under_an_accountant():
         for budget, printed in zip((0.8, 1.2, 1.6, 3.2, 6.4), row.split(), strict=True):
             z = setting.noise_multiplier(16 * budget)
             assert both_conversions(11_700 * sampled_gaussian(z))[1] == pytest.approx(float(printed), abs=6e-4)
+
+
+@pytest.mark.usefixtures("_quiet")
+def test_replacing_a_sample_costs_what_half_the_multiplier_does():
+    """adp.md, A13: DP-SGD at T = 11,760, classic conversion."""
+    setting = theorem("dp", 11_760)
+    for budget, printed in zip((0.8, 1.2, 1.6, 3.2, 6.4), ("0.54", "0.82", "1.12", "2.65", "11.9"), strict=True):
+        z = setting.noise_multiplier(16 * budget) / 2
+        assert prints_as(both_conversions(11_760 * sampled_gaussian(z))[1], printed)
 
 
 def test_bad_input():

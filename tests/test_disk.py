@@ -294,6 +294,62 @@ def test_on_a_quadratic_the_noise_left_in_the_filter_is_kappa_over_two_minus_kap
     assert error.square().mean().item() == pytest.approx(deviation**2 * kappa / (2 - kappa), rel=0.04)
 
 
+# U8 with the weight swapped (D1): what noise alone makes of the error, as the difference of two runs at the same
+# start. Small steps, for large ones feed the noise back through the mixture that does not match.
+def test_on_a_quadratic_the_swapped_weight_leaves_another_share_of_the_noise():
+    inputs, targets = normal(30, 20, seed=1), normal(30, 10, seed=2)
+    errors = []
+    for deviation in (0.3, 0.0):
+        settings = {"clip": ThresholdClip(), "threshold": 1e4, "noise_multiplier": deviation * 30 / 1e4}
+        step = private_step(
+            linear(normal(10, 20, seed=3)),
+            squared,
+            TwoPoint(kappa=0.7, gamma=0.5),
+            Exponential(kappa=1 - 0.7),
+            batch_size=30,
+            optim=SGD(lr=0.002),
+            **settings,
+        )
+        iterates, filtered = train(step, [(inputs, targets)] * 300)
+        weights = iterates[:-1].view(-1, 10, 20)
+        errors.append(filtered - ((weights @ (inputs.T @ inputs) - targets.T @ inputs) / 30).flatten(1))
+    share = (errors[0] - errors[1])[20:].square().mean().item() / 0.3**2
+    assert share == pytest.approx(0.1765, rel=0.04)
+
+
+# disk.md 2.8: kappa, gamma: c, 1 - c, |c| + |1 - c|.
+MIXING = {
+    (0.7, 0.5): (0.857, 0.143, 1),
+    (0.7, 1): (0.429, 0.571, 1),
+    (0.7, -1): (-0.429, 1.429, 1.857),
+    (0.6, 0.5): (1.333, -0.333, 1.667),
+    (0.5, 0.5): (2, -1, 3),
+    (0.5, 0.2): (5, -4, 9),
+    (0.8, 0.5): (0.5, 0.5, 1),
+    (0.9, 0.5): (0.222, 0.778, 1),
+    (0.99, 0.5): (0.020, 0.980, 1),
+}
+
+
+@pytest.mark.parametrize("key", MIXING, ids=str)
+def test_mixing_coefficients_have_the_printed_values(key):
+    query = TwoPoint(*key)
+    query.points(torch.zeros(2))
+    weights = [weight for weight, _ in query.points(torch.ones(2))]
+    assert [*weights, sum(map(abs, weights))] == pytest.approx(MIXING[key], abs=6e-4)
+
+
+def test_a_mixture_is_as_long_as_the_printed_bound_says_where_gradients_oppose():
+    """disk.md 3.3: clipping is inactive at C >= (|c| + |1 - c|) G, and no smaller C will do."""
+    for key, (*_, bound) in MIXING.items():
+        longest = 0.0
+        for at_probe in ((0, 4), (0, -4)):  # G = 4
+            step, ((inputs, targets),) = two_gradients((0, 4), at_probe, *key)
+            tape = step.gradients.record(step.query.points(step.gradients.flat.vector), inputs, targets)
+            longest = max(longest, tape.norms().item())
+        assert longest / 4 == pytest.approx(bound, abs=6e-4)
+
+
 # U9. The loss |θ|²/2 has the gradient θ, so a step from θ_{t-1} to θ_t chooses both gradients freely.
 def two_gradients(at_iterate, at_probe, kappa, gamma):
     """A step about to see these two gradients of one sample, and its batch."""

@@ -50,6 +50,15 @@ def test_first_v1_is_the_butterworth_that_the_specification_names():
     assert stage.a == pytest.approx([-9 / 11])
 
 
+def test_second_is_the_butterworth_that_the_specification_names():
+    """doppler.md 2.8: order 2 with tan = 1/sqrt(47), whose taps are rounded to integers in units of b_0."""
+    stage, rounded = Butterworth(order=2, cutoff=np.arctan(1 / np.sqrt(47)) / np.pi), composed("filter=second").filter
+    b, a = np.round(np.array(stage.b) / stage.b[0]), np.round(np.array([1, *stage.a]) / stage.b[0])
+    assert rounded.b == pytest.approx(b / 58)
+    assert [1, *rounded.a] == pytest.approx(a / 58)
+    assert np.roots([1, *rounded.a]) == pytest.approx([0.793103 + 0.161738j, 0.793103 - 0.161738j], abs=1e-6)
+
+
 def test_the_authors_default_is_the_chebyshev_that_the_specification_names():
     """doppler.md 2.8: cheby1 of order 2, 10 dB, Wn = 0.02, whose b are printed without unit gain."""
     stage = Chebyshev(order=2, cutoff=0.01, ripple=10.0)

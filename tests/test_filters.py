@@ -42,6 +42,24 @@ NOISE_GAIN = {
     "f6": 1 / 6,
 }
 
+# doppler.md 2.8: kappa_0..kappa_5, and the delay Σ τ κ_τ.
+RESPONSE = {
+    "sgd": ((1, 0, 0, 0, 0, 0), 0),
+    "momentum": ((0.1, 0.09, 0.081, 0.0729, 0.06561, 0.059049), 9),
+    "first_v1": ((0.090909, 0.165289, 0.135237, 0.110648, 0.090530, 0.074070), 5),
+    "first_v2": ((0.272727, 0.132231, 0.108189, 0.088519, 0.072424, 0.059256), 4),
+    "second": ((0.017241, 0.061831, 0.104022, 0.124491, 0.129316, 0.123558), 5),
+    "f1": ((0.075, 0.0925, 0.08325, 0.074925, 0.067433, 0.060689), 9.25),
+    "f2": ((0.025, 0.0975, 0.08775, 0.078975, 0.071078, 0.063970), 9.75),
+    "f3": ((0.1, 0.18, 0.144, 0.1152, 0.09216, 0.073728), 4.5),
+    "f4": ((0.2, 0.32, 0.192, 0.1152, 0.06912, 0.041472), 2),
+    "f5": ((0.025, 0.0725, 0.09025, 0.081225, 0.073103, 0.065792), 10),
+    "f6": ((0.025, 0.07, 0.10475, 0.12905, 0.143253, 0.148162), 2.5),  # printed: 0.148163, from the rounded kappa_4
+}
+
+# doppler.md 2.10: vectors of size d that a filter keeps.
+KEPT = {"sgd": 0, "momentum": 1, "first_v1": 2, "first_v2": 2, "second": 4, "f5": 3, "f6": 3}
+
 # Filtered SEQUENCE, six decimals.
 SEQUENCE = (1, -2, 3, 0.5, -1, 2)
 FILTERED = {
@@ -118,10 +136,14 @@ def weights(stage, steps):
     return run(stage, torch.eye(steps, dtype=torch.float64)).numpy()
 
 
-def impulse_response(name, steps):
+def impulse_response_of(stage, steps):
     """κ of the recursion without start-up correction, of which the weights are κ_{t-s} / Σ_{τ≤t} κ_τ and κ_0 = b_0."""
-    last = weights(catalogued(name), steps)[-1, ::-1]
-    return last / last[0] * taps(name)[0][0]
+    last = weights(stage, steps)[-1, ::-1]
+    return last / last[0] * stage.b[0]
+
+
+def impulse_response(name, steps):
+    return impulse_response_of(catalogued(name), steps)
 
 
 @in_the_catalogue
@@ -283,6 +305,33 @@ def test_noise_power_gain_is_the_mean_power_of_the_frequency_response(name):
     gain = (impulse_response(name, 400) ** 2).sum()
     np.testing.assert_allclose(gain, np.mean(np.abs(response) ** 2), rtol=1e-9)
     assert_six_decimals(gain, NOISE_GAIN[name])
+
+
+@in_the_catalogue
+def test_impulse_response_and_delay_have_the_reference_values(name):
+    kappa, delay = RESPONSE[name]
+    found = impulse_response(name, 400)
+    assert_six_decimals(found[:6], kappa)
+    np.testing.assert_allclose(np.arange(400) @ found, delay, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "smallest"), [("second", -0.0047), ("f6", -0.0459)])
+def test_filters_of_second_order_have_negative_weights(name, smallest):
+    assert impulse_response(name, 300).min() == pytest.approx(smallest, abs=6e-5)
+    assert all(impulse_response(other, 300).min() >= 0 for other in TAPS if other not in ("second", "f6"))
+
+
+def test_response_of_the_resonant_filter_overshoots():
+    """doppler.md 2.8: to 1.310."""
+    assert impulse_response("f6", 300).cumsum().max() == pytest.approx(1.310, abs=6e-4)
+
+
+@pytest.mark.parametrize(("name", "vectors"), KEPT.items())
+def test_filter_keeps_as_many_vectors_as_it_has_taps_into_the_past(name, vectors):
+    stage = catalogued(name)
+    run(stage, random(9, 5))
+    state = stage.state_dict()
+    assert [vector.shape for vector in [*state["inputs"], *state["outputs"]]] == [(5,)] * vectors
 
 
 @pytest.mark.parametrize("kappa", [0.3, 0.7, 1.0])

@@ -214,6 +214,33 @@ def test_adagrad_norm_follows_its_recursion_on_private_norms(amplification, nois
     np.testing.assert_allclose(found, moved(found[0].numpy(), moves, lr), **EXACT)
 
 
+@pytest.mark.parametrize(
+    ("amplification", "mean"), [(1, 1), (512, 15.4), (1024, 30.7), (2048, 61.5), (4096, 122.9), (8192, 245.9)]
+)
+def test_the_amplification_of_adagrad_norm_has_the_printed_mean(amplification, mean):
+    """adp.md 2.5: over an epoch of 195 steps, of gradients of norm 1; it begins again in the next."""
+    descent = Descent(AdaGradNorm(start=20.0, amplification=amplification))
+    unit = torch.ones(195, 8, dtype=torch.float64) / 8**0.5
+    totals = []
+    for _ in range(2):
+        descent.run(unit)
+        totals.append(descent.optimizer.param_groups[0]["accumulated"] - 20)
+    assert totals[0] / 195 == pytest.approx(mean, abs=0.06)
+    assert totals[1] == pytest.approx(2 * totals[0])
+
+
+def test_adagrad_norm_grows_within_its_bounds():
+    """adp.md 2.5: b_0² + t ν <= b_t² <= b_0² + t G², of norms from 0 to G = 1."""
+    descent = Descent(AdaGradNorm(start=2.0, floor=1e-3))
+    norms = torch.linspace(0, 1, 40, dtype=torch.float64)[:, None]
+    unit = torch.nn.functional.normalize(GRADIENTS, dim=1)
+    for t, gradient in enumerate(norms * unit, 1):
+        descent.run(gradient[None])
+        accumulated = descent.optimizer.param_groups[0]["accumulated"]
+        assert 2 + t * 1e-3 - 1e-12 <= accumulated <= 2 + t + 1e-12
+    assert accumulated == pytest.approx(2 + float(norms.square().clamp(min=1e-3).sum()))
+
+
 def test_adagrad_norm_takes_at_least_the_floor():
     found = Descent(AdaGradNorm(lr=0.5, start=2.0, floor=0.25)).run(torch.zeros(4, 8, dtype=torch.float64))
     assert torch.equal(found[0], found[-1])

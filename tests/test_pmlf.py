@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assembled, composed, equal_releases
+from test_filters import catalogued, impulse_response_of, run, weights
 from torch import nn
 
 from dpbench.clip import ThresholdClip
@@ -15,7 +16,8 @@ from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD
 from dpbench.privacy.gaussian import SeededGaussian
-from dpbench.query import ApartIterates, LastIterates, OnePoint
+from dpbench.query import ApartIterates, LastIterates, OnePoint, Point
+from dpbench.spectra import frequency_response
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training.budget import budget
@@ -39,11 +41,23 @@ def half_square(differences, _):
     return 0.5 * differences.square().sum(1)
 
 
-def private_step(query, filter=None, *, start=(3.0, -2.0), norm=1.0, lr=0.5, momentum=0.0, multiplier=0.0, batch=2.0):
-    model = Position(start)
+def private_step(
+    query,
+    filter=None,
+    *,
+    start=(3.0, -2.0),
+    norm=1.0,
+    lr=0.5,
+    momentum=0.0,
+    multiplier=0.0,
+    batch=2.0,
+    model=None,
+    loss=None,
+):
+    model = model or Position(start)
     flat = FlatParameters(model)
     return PrivateStep(
-        PerSampleGradients(model, flat, half_square),
+        PerSampleGradients(model, flat, loss or half_square),
         query=query,
         clip=ThresholdClip(),
         threshold=FixedThreshold(norm),
@@ -129,11 +143,25 @@ def test_weights_have_the_printed_values(length, decay, want):
     assert LastIterates(length=length, decay=decay).weights(length) == pytest.approx(want, abs=6e-6)
 
 
-@pytest.mark.parametrize(
-    ("k", "decay", "rho"), [(2, 0.1, 1.1980), (3, 0.5, 2.3333), (4, 0.7, 3.4724), (6, 0.9, 5.8132), (5, 1.0, 5.0)]
-)
-def test_independent_noise_shrinks_by_the_printed_factor(k, decay, rho):
-    assert 1 / sum(w**2 for w in LastIterates(length=k, decay=decay).weights(k)) == pytest.approx(rho, abs=1e-4)
+# dp_pmlf.md 3.2-3: ρ² by k and β.
+VARIANCE_FACTORS = {
+    1: {0.1: 1, 0.3: 1, 0.5: 1, 0.7: 1, 0.9: 1, 1.0: 1},
+    2: {0.1: 1.1980, 0.3: 1.5505, 0.5: 1.8000, 0.7: 1.9396, 0.9: 1.9945, 1.0: 2},
+    3: {0.1: 1.2198, 0.3: 1.7595, 0.5: 2.3333, 0.7: 2.7722, 0.9: 2.9780, 1.0: 3},
+    4: {0.1: 1.2220, 0.3: 1.8273, 0.5: 2.6471, 0.7: 3.4724, 0.9: 3.9455, 1.0: 4},
+    5: {0.1: 1.2222, 0.3: 1.8481, 0.5: 2.8182, 0.7: 4.0359, 0.9: 4.8920, 1.0: 5},
+    6: {0.1: 1.2222, 0.3: 1.8544, 0.5: 2.9077, 0.7: 4.4737, 0.9: 5.8132, 1.0: 6},
+}
+
+
+@pytest.mark.parametrize("k", VARIANCE_FACTORS)
+def test_independent_noise_shrinks_by_the_printed_factor(k):
+    def factor(length, decay):
+        return 1 / sum(w**2 for w in LastIterates(length=length, decay=decay).weights(length))
+
+    for decay, rho in VARIANCE_FACTORS[k].items():
+        assert factor(k, decay) == pytest.approx(rho, abs=6e-5)
+    assert factor(200, 1 - k / 10) == pytest.approx((2 - k / 10) / (k / 10))  # (1 + β)/(1 - β)
 
 
 def test_the_mixture_is_clipped_and_not_its_terms():
@@ -142,8 +170,16 @@ def test_the_mixture_is_clipped_and_not_its_terms():
     query.points(torch.tensor([0.0, 0.5], dtype=torch.float64))
     step = private_step(query, start=(3.0, 0.0), batch=1.0)
     sample = torch.zeros(1, 2, dtype=torch.float64)
+    points = deepcopy(query).points(step.gradients.flat.vector)
+    tape = step.gradients.record(points, sample, sample)
+    assert tape.weighted_sum(torch.ones_like(tape.norms())).tolist() == pytest.approx([2.727273, 0.045455], abs=1e-6)
     clipped, *_ = step.request([(sample, sample)], 1.0).alone()
     assert clipped.tolist() == pytest.approx([0.999861, 0.016664], abs=1e-6)
+    apart = torch.zeros(2, dtype=torch.float64)
+    for weight, iterate in points:
+        tape = step.gradients.record([Point(1.0, iterate)], sample, sample)
+        apart += weight * tape.weighted_sum(step.clip.factors(tape.norms(), 1.0))
+    assert apart.tolist() == pytest.approx([0.909091, 0.045455], abs=1e-6)
 
 
 def test_before_the_first_iterate_there_is_that_one_again():
@@ -168,7 +204,14 @@ def test_unnormalised_weights_are_powers():
     assert query.weights(1) == [1.75]
 
 
-@pytest.mark.parametrize("query", [LastIterates(length=1), LastIterates(length=3, decay=0.0), ApartIterates(length=1)])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *(LastIterates(length=1, decay=decay) for decay in (0.1, 0.9, 1.0)),
+        LastIterates(length=3, decay=0.0),
+        ApartIterates(length=1),
+    ],
+)
 def test_without_momentum_it_is_dpsgd_bit_for_bit(query):
     batches = torch.randn(6, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(
@@ -196,6 +239,22 @@ def test_where_parameters_do_not_move_momentum_does_nothing():
         for s in (step, plain):
             s([(points, points)])
         torch.testing.assert_close(step.gradients.flat.parameters[0].grad, plain.gradients.flat.parameters[0].grad)
+
+
+def test_of_losses_that_are_linear_in_the_parameters_momentum_is_nothing():
+    """dp_pmlf.md 3.1-g: f(x; ξ) = ⟨x, ξ⟩; and of the others here it is something."""
+
+    def end(query, **problem):
+        return iterates(private_step(query, RecursiveLowPass(**LP6), **problem), BATCHES)[-1]
+
+    slope = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    momentum, plain = LastIterates(length=3, decay=0.7), OnePoint()
+    with_it, without = (
+        end(deepcopy(query), model=deepcopy(slope), loss=lambda outputs, _: outputs.squeeze(1))
+        for query in (momentum, plain)
+    )
+    torch.testing.assert_close(with_it, without, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(end(momentum), end(plain), rtol=1e-2)
 
 
 def test_innerouter_is_momentum_inside_the_clip_and_heavy_ball_outside():
@@ -309,6 +368,108 @@ def test_filters_of_table_4(filter, taps):
     stage = composed("algo=dp_pmlf", f"filter={filter}").filter
     assert (list(stage.b), list(stage.a)) == taps
     assert sum(stage.b) - sum(stage.a) == pytest.approx(1)
+
+
+# dp_pmlf.md 2.5, in the order of the paper's table 4: κ_0, κ_1, Σ κ², delay, gain at the Nyquist frequency.
+FILTERS = {
+    "lp1": (0.4, 0.24, 0.250000, 1.5, 0.25000),
+    "f4": (0.2, 0.32, 0.200000, 2.0, 0),
+    "lp3": (0.5, 0.2, 0.312500, 1.25, 0.37500),
+    "momentum": (0.1, 0.09, 0.052632, 9.0, 0.05263),
+    "lp5": (0.05, 0.095, 0.050000, 9.5, 0),
+    "lp6": (0.15, 0.085, 0.060526, 8.5, 0.10526),
+    "lp7": (0.05, 0.085, 0.041667, 11.5, 0),
+    "sgd": (1, 0, 1, 0, 1),
+}
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_filters_have_the_printed_properties(filter):
+    first, second, noise, delay, nyquist = FILTERS[filter]
+    stage = catalogued(filter)
+    kappa = impulse_response_of(stage, 400)
+    assert kappa[:2] == pytest.approx([first, second])
+    assert kappa @ kappa == pytest.approx(noise, abs=6e-7)
+    assert np.arange(400) @ kappa == pytest.approx(delay)
+    assert abs(frequency_response(stage.b, stage.a, [0.5])[0]) == pytest.approx(nyquist, abs=6e-6)
+    if len(stage.a) == 1:
+        assert kappa[2:9] / kappa[1:8] == pytest.approx([-stage.a[0]] * 7)
+
+
+def test_the_filter_of_second_order_has_the_printed_response_and_partial_fractions():
+    """dp_pmlf.md 2.5 and 3.2-1: LP7."""
+    stage = catalogued("lp7")
+    kappa = impulse_response_of(stage, 40)
+    assert kappa[:6] == pytest.approx([0.05, 0.085, 0.0695, 0.06565, 0.05985, 0.05503], abs=6e-6)
+    poles = np.sort(np.roots([1, *stage.a]))[::-1]
+    assert poles == pytest.approx([0.91789, -0.21789], abs=6e-6)
+    residues = poles / (poles - poles[::-1])
+    assert residues == pytest.approx([0.80816, 0.19184], abs=6e-6)
+    all_pole = [residues @ poles**r for r in range(40)]
+    assert kappa == pytest.approx(0.05 * np.add(all_pole, [0, *all_pole[:-1]]))
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_a_constant_is_returned_from_the_first_step_on(filter):
+    """dp_pmlf.md 3.1-f: which a history of ones before the first step would break."""
+    constant = torch.full((60, 3), 0.7, dtype=torch.float64)
+    torch.testing.assert_close(run(catalogued(filter), constant), constant, rtol=1e-12, atol=0)
+    assert (weights(catalogued(filter), 60) >= 0).all()
+
+
+# dp_pmlf.md 3.1-e and k.
+@pytest.mark.parametrize(
+    ("filter", "corrections"),
+    [
+        ("momentum", (0.1, 0.19, 0.271, 0.3439, 0.40951)),
+        ("lp6", (0.15, 0.235, 0.3115, 0.38035, 0.44232, 0.49808)),
+        ("f4", (0.2, 0.52, 0.712, 0.8272, 0.89632, 0.93779)),
+        ("lp7", (0.05, 0.135, 0.2045, 0.27015, 0.33, 0.38503)),
+        ("sgd", (1, 1, 1, 1, 1, 1)),
+    ],
+)
+def test_start_up_corrections_have_the_printed_values(filter, corrections):
+    stage = catalogued(filter)
+    assert stage.b[0] / weights(stage, len(corrections)).diagonal() == pytest.approx(corrections, abs=6e-6)
+
+
+# dp_pmlf.md 3.1-l: the newest first.
+@pytest.mark.parametrize(
+    ("filter", "printed"),
+    [
+        ("lp1", (0.459559, 0.275735, 0.165441, 0.099265)),
+        ("momentum", (0.290782, 0.261704, 0.235534, 0.211980)),
+        ("lp6", (0.394374, 0.223478, 0.201131, 0.181017)),
+        ("lp7", (0.185082, 0.314640, 0.257264, 0.243013)),
+    ],
+)
+def test_weights_of_the_fourth_step_have_the_printed_values(filter, printed):
+    assert weights(catalogued(filter), 4)[3, ::-1] == pytest.approx(printed, abs=6e-7)
+
+
+def test_noise_is_filtered_by_the_printed_shares():
+    """dp_pmlf.md 3.2-2: LP4 at t = 0..5."""
+    shares = (weights(catalogued("momentum"), 6) ** 2).sum(1)
+    assert shares == pytest.approx([1, 0.50139, 0.33579, 0.25345, 0.20442, 0.17202], abs=6e-6)
+
+
+@pytest.mark.parametrize("filter", FILTERS)
+def test_noise_that_adds_up_over_many_steps_is_not_reduced(filter):
+    """dp_pmlf.md 3.2-2: Var(Σ_{t<N} filtered noise)/N tends to that of the noise, and more noise is left at no step."""
+    shares = []
+    for steps in (100, 400, 1600):
+        table = weights(catalogued(filter), steps)
+        shares.append((table.sum(0) ** 2).sum() / steps)
+        assert ((table**2).sum(1) <= 1 + 1e-12).all()
+    assert shares[2] == pytest.approx(1, abs=0.04)
+    assert abs(shares[2] - 1) <= abs(shares[1] - 1) <= abs(shares[0] - 1)
+
+
+@pytest.mark.parametrize(("filter", "gain"), [("sgd", 1), ("momentum", 19), ("lp6", 16.52)])
+def test_where_gradients_never_change_the_bound_gains_what_the_noise_loses(filter, gain):
+    """dp_pmlf.md 3.2-5: Γ_DP with all c_s = 1, so with all ĉ_r = 1, where the weights have settled."""
+    last = weights(catalogued(filter), 400)[-1]
+    assert last.sum() / (last @ last) == pytest.approx(gain, abs=5e-3)
 
 
 def test_algorithms_are_the_stages_they_name():

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import assembled, composed
+from scipy.optimize import brentq
 from scipy.signal import lfilter
+from test_filters import TAPS, catalogued, run, taps
 
+from dpbench.filters import OnlineFIR
 from dpbench.spectra import (
     GradientRecorder,
     autocorrelation,
@@ -16,16 +19,6 @@ from dpbench.spectra import (
     signal_to_noise,
     spectrum,
 )
-
-TABLE = {
-    "sgd": ([1.0], []),
-    "momentum": ([0.1], [-0.9]),
-    "first_v1": ([1 / 11, 1 / 11], [-9 / 11]),
-    "first_v2": ([3 / 11, -1 / 11], [-9 / 11]),
-    "second": ([1 / 58, 2 / 58, 1 / 58], [-92 / 58, 38 / 58]),
-    "f3": ([0.1, 0.1], [-0.8]),
-    "f6": ([0.025, 0.025], [-1.8, 0.85]),
-}
 
 
 def white(steps, coordinates, std=1.0, seed=0):
@@ -69,19 +62,49 @@ def test_noise_is_white():
     assert np.abs(correlations[1:]).max() < 5 * 100 / np.sqrt(400_000)
 
 
+# doppler.md 2.8: where the power is halved, and |H| at ν = 0.05, 0.1, 0.25, 0.5.
 @pytest.mark.parametrize(
-    ("name", "want"),
+    ("name", "halved", "want"),
     [
-        ("momentum", (0.31928, 0.16813, 0.07433, 0.05263)),
-        ("first_v1", (0.53387, 0.29415, 0.09950, 0)),
-        ("first_v2", (0.56002, 0.35081, 0.22250, 0.2)),
-        ("second", (0.62738, 0.19517, 0.02124, 0)),
-        ("f6", (0.80191, 0.15054, 0.01957, 0)),
+        ("sgd", None, (1, 1, 1, 1)),
+        ("momentum", 0.01679, (0.31928, 0.16813, 0.07433, 0.05263)),
+        ("first_v1", 0.03173, (0.53387, 0.29415, 0.09950, 0)),
+        ("first_v2", 0.03307, (0.56002, 0.35081, 0.22250, 0.2)),
+        ("second", 0.04468, (0.62738, 0.19517, 0.02124, 0)),
+        ("f1", 0.01675, (0.31634, 0.16200, 0.05876, 0.02632)),
+        ("f2", 0.01675, (0.31634, 0.16200, 0.05876, 0.02632)),
+        ("f3", 0.03522, (0.57430, 0.32357, 0.11043, 0)),  # printed: 0.03523; it is 0.035223
+        ("f4", 0.07798, (0.84474, 0.60981, 0.24254, 0)),
+        ("f5", 0.01669, (0.31147, 0.15207, 0.03717, 0)),
+        ("f6", 0.05257, (0.80191, 0.15054, 0.01957, 0)),
     ],
 )
-def test_frequency_responses_have_the_printed_values(name, want):
-    found = np.abs(frequency_response(*TABLE[name], [0.05, 0.1, 0.25, 0.5]))
-    assert found == pytest.approx(want, abs=6e-6)
+def test_frequency_responses_have_the_printed_values(name, halved, want):
+    b, a = taps(name)
+    assert np.abs(frequency_response(b, a, [0.05, 0.1, 0.25, 0.5])) == pytest.approx(want, abs=6e-6)
+    if halved is not None:
+        gain = lambda nu: float(abs(frequency_response(b, a, [nu])[0]) ** 2)  # noqa: E731
+        assert brentq(lambda nu: gain(nu) - 0.5, 1e-3, 0.5) == pytest.approx(halved, abs=6e-6)
+
+
+def test_the_resonant_filter_peaks_and_two_of_the_filters_differ_in_phase_alone():
+    """doppler.md 2.8: f6 at 1.529 near ν = 0.0323; f1 and f2, whose zeros are reciprocal."""
+    frequencies = np.linspace(0, 0.5, 20_001)
+    resonant, one, other = (frequency_response(*taps(name), frequencies) for name in ("f6", "f1", "f2"))
+    assert np.abs(resonant).max() == pytest.approx(1.529, abs=6e-4)
+    assert frequencies[np.abs(resonant).argmax()] == pytest.approx(0.0323, abs=6e-5)
+    np.testing.assert_allclose(np.abs(one), np.abs(other), rtol=1e-9)
+    assert np.abs(one - other).max() > 0.03
+
+
+@pytest.mark.parametrize("name", TAPS)
+def test_the_spectrum_behind_a_filter_is_that_before_it_times_its_power(name):
+    """P_m = |H|² P_g, of a signal of period 50 once the filter has forgotten its start."""
+    period = white(50, 4)
+    filtered = run(catalogued(name), torch.from_numpy(np.tile(period, (12, 1))))[-50:]
+    before, behind = spectrum(period), spectrum(filtered)
+    power = np.abs(frequency_response(*taps(name), before.frequencies)) ** 2
+    np.testing.assert_allclose(behind.power, power * before.power, rtol=1e-6, atol=1e-9)
 
 
 def test_a_filter_raises_the_ratio_of_signal_to_noise_by_what_it_lets_through():
@@ -89,30 +112,71 @@ def test_a_filter_raises_the_ratio_of_signal_to_noise_by_what_it_lets_through():
     signal = np.sin(2 * np.pi * 0.01 * t)[:, None] * np.ones((1, 50))
     noise = white(1000, 50)
     assert signal_to_noise(signal, noise) == pytest.approx(0.5, rel=0.02)
-    b, a = TABLE["momentum"]
+    b, a = taps("momentum")
     passed = abs(frequency_response(b, a, [0.01])[0]) ** 2
     assert signal_to_noise(signal, noise, b, a) == pytest.approx(0.5 * passed / (1 / 19), rel=0.05)
 
 
-# doppler.md 3.3: SNR for c = 1/2 at T = 1000, and for c = 0.5 * 0.95^τ in the limit.
-@pytest.mark.parametrize(
-    ("name", "constant", "decaying"),
-    [
-        ("sgd", 0.5, 0.5),
-        ("momentum", 9.45481, 6.55172),
-        ("first_v1", 5.48759, 4.37755),
-        ("first_v2", 3.91778, 3.28717),
-        ("second", 5.08739, 3.95221),
-        ("f3", 4.98997, 4.06250),
-        ("f6", 3.01410, 2.56018),
-    ],
-)
-def test_normalised_snr_has_the_printed_values(name, constant, decaying):
-    b, a = TABLE[name]
-    kappa = lfilter(b, [1, *a], np.eye(1, 1000)[0])
-    assert normalised_snr(kappa, np.full(1000, 0.5)) == pytest.approx(constant, abs=6e-6)
-    kappa = lfilter(b, [1, *a], np.eye(1, 400_000)[0])
-    assert normalised_snr(kappa, 0.5 * 0.95 ** np.arange(400_000)) == pytest.approx(decaying, rel=1e-4)
+# doppler.md 3.3: SNR in the limit for c = 1/2, 0.5 * 0.95^τ, 0.5 * 0.99^τ, and for c = 1/2 at T = 1000.
+SNR = {
+    "sgd": (0.5, 0.5, 0.5, 0.5),
+    "momentum": (9.5, 6.55172, 8.71560, 9.45481),
+    "first_v1": (5.5, 4.37755, 5.23684, 5.48759),
+    "first_v2": (3.92857, 3.28717, 3.77820, 3.91778),
+    "second": (5.08772, 3.95221, 4.83882, 5.08739),
+    "f1": (9.87013, 6.72190, 9.03253, 9.82480),
+    "f2": (9.87013, 6.55172, 8.98725, 9.82497),
+    "f3": (5.0, 4.06250, 4.78365, 4.98997),
+    "f4": (2.5, 2.26744, 2.45074, 2.49812),
+    "f5": (10.25641, 6.72414, 9.31569, 10.21119),
+    "f6": (3.0, 2.56018, 2.92160, 3.01410),
+}
+
+
+@pytest.mark.parametrize("name", SNR)
+def test_normalised_snr_has_the_printed_values(name):
+    """The limit, by T = 1,000,000, of which the start makes less than 1e-5."""
+    b, a = taps(name)
+    *limits, short = SNR[name]
+    steps = np.arange(1_000_000)
+    kappa = lfilter(b, [1, *a], np.eye(1, len(steps))[0])
+    assert normalised_snr(kappa[:1000], np.full(1000, 0.5)) == pytest.approx(short, abs=6e-6)
+    for decay, printed in zip((1, 0.95, 0.99), limits, strict=True):
+        assert normalised_snr(kappa, 0.5 * decay**steps) == pytest.approx(printed, rel=1e-5, abs=6e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 300])
+def test_without_a_filter_the_snr_is_one_half_at_every_length(steps):
+    assert normalised_snr(np.eye(1, steps)[0], 0.5 * 0.9 ** np.arange(steps)) == 0.5
+
+
+def test_the_snr_of_momentum_is_a_weighted_sum_of_the_correlations():
+    """doppler.md 3.3: 1.9 (1/2 + Σ_{τ≥1} 0.9^τ c_τ) in the limit."""
+    c = np.concatenate([[0.5], np.random.default_rng(0).uniform(-0.2, 0.5, 60), np.zeros(200_000)])
+    powers = 0.9 ** np.arange(len(c))
+    assert normalised_snr(0.1 * powers, c) == pytest.approx(1.9 * (0.5 + powers[1:] @ c[1:]), rel=1e-3)
+
+
+def test_finite_filters_have_the_printed_snr_and_that_of_the_method_is_not_the_largest():
+    """doppler.md 3.3 and E6: c = 0.5 * 0.6^τ, n = 4; b proportional to c is best in (Σ c κ)²/Σ κ² alone."""
+    c = 0.5 * 0.6 ** np.arange(5)
+
+    def snr(b):
+        padded = np.zeros((2, 400_000))
+        padded[0, :5], padded[1, :5] = b, c
+        return normalised_snr(*padded)
+
+    stage = OnlineFIR(lags=4)
+    stage.load_state_dict({"past": [], "signals": [], "products": c[1:].tolist(), "powers": [1.0] * 4})
+    method = np.array(stage.taps())
+    assert method == pytest.approx(c / c.sum())
+    optimum = c / np.linalg.norm(c) + 1 / np.sqrt(5)
+    optimum /= optimum.sum()
+    assert optimum == pytest.approx([0.3058, 0.2273, 0.1801, 0.1519, 0.1349], abs=6e-5)
+    assert [snr(method), snr(np.full(5, 0.2))] == pytest.approx([1.1528, 1.1528], abs=6e-5)
+    assert snr(optimum) == pytest.approx(1.273055, abs=2e-5)
+    others = np.random.default_rng(0).dirichlet(np.ones(5), size=200)
+    assert all((c @ b) ** 2 / (b @ b) < (c @ method) ** 2 / (method @ method) for b in others)
 
 
 def test_the_recorder_keeps_what_the_step_sees_before_and_after_noise():

@@ -1,4 +1,4 @@
-"""The schema of a run: every setting with its type, and the checks that need more than one of them."""
+"""The schema of a run: every setting with its type."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
+from dpbench.config import combinations
 from dpbench.config.privacy import Privacy
 from dpbench.data import Augmentation, Dataset, ImageDataset, TableDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
-from dpbench.errors import UserError, require
+from dpbench.errors import require
 from dpbench.privacy import Plan, Release
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
@@ -152,133 +153,20 @@ class RunConfig:
         micro = self.micro_batch
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        self._check_crop()
         kept = self.record_coordinates
         require(kept >= 0, "record_coordinates", kept, "a whole number >= 0")
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
         require(self.fuse_seeds in ("auto", True, False), "fuse_seeds", self.fuse_seeds, "auto, true or false")
-        if isinstance(self.clip, clip.NoClip) and self.eps < math.inf:
-            raise UserError(
-                "without clipping no noise makes a step private; use eps=inf, or another clip",
-                field="clip",
-                value="none",
-            )
-        if self.eps == math.inf and self.privacy.noise_multiplier is not None:
-            raise UserError(
-                "eps=inf trains without noise; leave the multiplier null",
-                field="privacy.noise_multiplier",
-                value=self.privacy.noise_multiplier,
-            )
-        self.model.check(self.dataset)
-        self._check_stages()
-        self._check_correlation()
-        self._check_feedback()
+        combinations.check(self)
         rate = partial(self.schedule.factor, steps=self.steps)
         course = Course(self.steps, self.batch_size, rate, self._epoch(self.privacy.scheme))
         self.noise.prepare(course)
         self.threshold.prepare(course)
 
-    def _check_stages(self) -> None:
-        """Refuse stages that do not go together, or whose privacy is not proven and has not been waived."""
-        smooths = isinstance(self.filter, filters.OnlineFIR | filters.Designed) or (
-            isinstance(self.filter, filters.RecursiveLowPass) and len(self.filter.a) + len(self.filter.b) > 1
-        )
-        if smooths and isinstance(self.optim, optim.Adam) and self.optim.beta1 > 0:
-            raise UserError(
-                "a low-pass filter takes the place of Adam's first moment and is not put before it; use "
-                "optim=filtered_adam, or optim.beta1=0",
-                field="optim.beta1",
-                value=self.optim.beta1,
-            )
-        adaptive = isinstance(self.optim, optim.AdaGradNorm)
-        if adaptive and isinstance(self.noise, noise.StepSizeNoise):
-            raise UserError(
-                "AdaGrad-Norm's step sizes are not known before training, when the noise is planned; use noise=growing",
-                field="noise",
-                value="step_size",
-            )
-        unproven = isinstance(self.optim, optim.UncertifiedAdaGradNorm) and not self.optim.uncertified
-        if unproven and self.eps < math.inf:
-            raise UserError(
-                "its step size is made of un-noised gradients, which no proof of the run's eps covers; set it to true "
-                "to run it all the same, or use optim=adagrad_norm",
-                field="optim.uncertified",
-                value="false",
-            )
-
-    def _check_correlation(self) -> None:
-        """Refuse what takes noise for independent between steps where it is not."""
-        correlation = self.noise.correlation
-        if correlation is None:
-            return
-        if not correlation.covers(self.privacy.scheme):
-            raise UserError(
-                "noise correlated between steps is accounted for by when a sample takes part, which must be once in "
-                "each pass and at the same place of all; use privacy=cyclic, or privacy=shuffled with "
-                "noise.restart=true",
-                field="privacy.sampler",
-                value=self.privacy.sampler,
-            )
-        if self.privacy.published is not None:
-            raise UserError(
-                "the rules of publications take noise for independent between steps, which this is not; leave it null",
-                field="privacy.published",
-                value=self.privacy.published,
-            )
-        if isinstance(self.filter, filters.OnlineFIR):
-            raise UserError(
-                "it tells signal from noise by noise being independent between steps, which this is not; use a filter "
-                "with fixed taps",
-                field="filter",
-                value="online_fir",
-            )
-
-    def _check_feedback(self) -> None:
-        """Refuse what error feedback does not go together with, or to run it unless its eps has been waived."""
-        if not isinstance(self.clip, ErrorFeedbackClip):
-            return
-        if self.query.clipped_apart:
-            raise UserError(
-                "what is left over of gradients clipped one by one is not that of their sum, which feeds back; use "
-                "another query",
-                field="query",
-                value="apart_iterates",
-            )
-        if self.noise.correlation is not None:
-            raise UserError(
-                "error feedback spreads a sample over all later steps, and correlated noise is accounted for by when "
-                "it takes part; use noise=constant",
-                field="clip",
-                value="error_feedback",
-            )
-        if not self.clip.uncertified and self.eps < math.inf:
-            raise UserError(
-                "un-clipped gradients come back in later steps, which no proof of the run's eps covers; set it to true "
-                "to run it all the same",
-                field="clip.uncertified",
-                value="false",
-            )
-
     @property
     def uncertified(self) -> str | None:
         """What reaches the iterates beside what the ledger records, so that eps is not proven; None for nothing."""
-        if isinstance(self.optim, optim.UncertifiedAdaGradNorm):
-            return "un-noised values reach the iterates"
-        if isinstance(self.clip, ErrorFeedbackClip):
-            return "un-clipped gradients come back in later steps"
-        return None
-
-    def _check_crop(self) -> None:
-        crop, flip, data = self.augmentation.crop, self.augmentation.flip, self.dataset
-        if isinstance(data, ImageDataset):
-            smaller = min(data.height, data.width)
-            require(
-                crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}"
-            )
-        elif crop or flip:
-            raise UserError(
-                f"moves images, but dataset={data.name} has {data.holds}", field="augmentation", value="crop_flip"
-            )
+        return combinations.uncertified(self)
 
     def _delta(self) -> float:
         if isinstance(self.delta, str):

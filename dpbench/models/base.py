@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dpbench.data import ImageDataset
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 
 
 @dataclass
@@ -44,3 +44,10 @@ class Model:
                 field="model",
                 value=self.name,
             )
+
+
+def require_transformer(width: int, depth: int, heads: int) -> None:
+    """Raise `UserError` unless a transformer can have tokens so wide, so many blocks, and so many heads."""
+    for name, value in (("depth", depth), ("heads", heads)):
+        require(value > 0, f"model.{name}", value, "a whole number > 0")
+    require(width > 0 and width % heads == 0, "model.width", width, f"a multiple of the {heads} heads")

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from dpbench.data import Dataset
 from dpbench.errors import require
+from dpbench.models.base import require_transformer
 from dpbench.models.pretrained import Weights, load_pretrained, train_only
 from dpbench.models.text import TextModel
 
@@ -42,10 +43,7 @@ class PretrainedText(TextModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("depth", "heads"):
-            require(getattr(self, name) > 0, f"model.{name}", getattr(self, name), "a whole number > 0")
-        fits = self.width > 0 and self.width % self.heads == 0
-        require(fits, "model.width", self.width, f"a multiple of the {self.heads} heads")
+        require_transformer(self.width, self.depth, self.heads)
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "a number in [0, 1)")
 
 

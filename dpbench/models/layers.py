@@ -25,6 +25,8 @@ class WSConv2d(nn.Conv2d):
 
     SMALLEST = 1e-4
 
+    gain: Tensor
+
     def __init__(
         self,
         in_channels: int,
@@ -36,7 +38,10 @@ class WSConv2d(nn.Conv2d):
         bias: bool = True,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=bias)
-        self.gain: Tensor = nn.Parameter(torch.ones(out_channels))
+        self._begin_gain()
+
+    def _begin_gain(self) -> None:
+        self.gain = nn.Parameter(torch.ones(self.out_channels))
 
     def statistics(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and inverse scale of each filter of weights (..., C, kh, kw), shape (..., 1) each."""
@@ -62,17 +67,7 @@ class StdConv2d(WSConv2d):
     That is a gain of sqrt(n) for filters of n weights, which is not trained.
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        stride: int = 1,
-        padding: int = 0,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride=stride, padding=padding, bias=bias)
-        del self.gain
-        gain = torch.full((out_channels,), math.sqrt(self.weight[0].numel()))
+    @override
+    def _begin_gain(self) -> None:
+        gain = torch.full((self.out_channels,), math.sqrt(self.weight[0].numel()))
         self.register_buffer("gain", gain, persistent=False)

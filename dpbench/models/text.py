@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from dpbench.data import Dataset, TextDataset
 from dpbench.errors import UserError, require
-from dpbench.models.base import Model
+from dpbench.models.base import Model, require_transformer
 
 
 @dataclass
@@ -71,10 +71,7 @@ class SmallTransformer(TextModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("depth", "heads"):
-            require(getattr(self, name) > 0, f"model.{name}", getattr(self, name), "a whole number > 0")
-        fits = self.width > 0 and self.width % self.heads == 0
-        require(fits, "model.width", self.width, f"a multiple of the {self.heads} heads")
+        require_transformer(self.width, self.depth, self.heads)
 
     @override
     def build(self, dataset: Dataset) -> nn.Module:

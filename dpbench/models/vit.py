@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dpbench.data import ImageDataset
 from dpbench.errors import require
-from dpbench.models.base import Model
+from dpbench.models.base import Model, require_transformer
 from dpbench.models.inputs import colour_input
 from dpbench.models.pretrained import Weights, load_pretrained, train_only
 
@@ -52,12 +52,10 @@ class VisionTransformer(Model):
     trained: str = "all"
 
     def __post_init__(self) -> None:
-        for name in ("patch", "depth", "heads"):
-            require(getattr(self, name) > 0, f"model.{name}", getattr(self, name), "a whole number > 0")
+        require(self.patch > 0, "model.patch", self.patch, "a whole number > 0")
         fits = self.image_size > 0 and self.image_size % self.patch == 0
         require(fits, "model.image_size", self.image_size, f"a multiple of the patch size {self.patch}")
-        fits = self.width > 0 and self.width % self.heads == 0
-        require(fits, "model.width", self.width, f"a multiple of the {self.heads} heads")
+        require_transformer(self.width, self.depth, self.heads)
         require(self.trained in TRAINED, "model.trained", self.trained, f"one of {', '.join(TRAINED)}")
 
     @override

@@ -19,6 +19,7 @@ from dpbench.privacy.plan import Plan
 
 # What a calibrated plan spends is below the target by at most this share of it.
 TOLERANCE = 2e-4
+UNREACHED = "no noise multiplier below e^20 reaches it with this many steps"
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,18 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     start = time.perf_counter()
     multiplier = 1.0
     for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
-        multiplier, spent = solve(bound, eps, multiplier, step, tolerance)
+        multiplier, spent = solve(bound, eps, multiplier, step, tolerance, unreached=_unreached(plan))
     cache.write("calibration", key, [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
+
+
+def _unreached(plan: Plan) -> str:
+    """Why no multiplier may be large enough."""
+    beside = {part for run in plan.runs for part in run.release.beside}
+    if not beside:
+        return UNREACHED
+    parts = " and ".join(f"the {part.name} at noise multiplier {part.noise_multiplier:g}" for part in sorted(beside))
+    return f"{parts}, released beside the gradient, leaves nothing of it; give that more noise"
 
 
 class _Bound(NamedTuple):
@@ -90,7 +100,12 @@ def _bounds(plan: Plan, eps: float, delta: float, accountant: str) -> Iterator[_
 
 
 def solve(
-    spent: Callable[[float], float], target: float, guess: float, step: float, tolerance: float = TOLERANCE
+    spent: Callable[[float], float],
+    target: float,
+    guess: float,
+    step: float,
+    tolerance: float = TOLERANCE,
+    unreached: str = UNREACHED,
 ) -> tuple[float, float]:
     """A multiplier z that spends the target or a little less, found in log z.
 
@@ -100,6 +115,7 @@ def solve(
         guess: where to begin.
         step: first step of the search for two multipliers that the root lies between, in log z.
         tolerance: share of the target that may be left.
+        unreached: what to say where even the largest multiplier spends more.
 
     Returns:
         z, and what it spends, at most the target.
@@ -126,7 +142,7 @@ def solve(
     while excess(high) > 0:
         low, high, up = high, high + up, 2 * up
         if high > 20:
-            raise UserError("no noise multiplier below e^20 reaches it with this many steps", field="eps", value=target)
+            raise UserError(unreached, field="eps", value=target)
     while excess(low) < 0:
         low, high, down = low - down, low, 2 * down
         if low < -20:

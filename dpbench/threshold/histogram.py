@@ -169,9 +169,7 @@ class ExpectedErrorThreshold(HistogramThreshold):
         reference = self._threshold
         for _ in range(MOST_PASSES):
             candidates = np.arange(1, 21) * reference / 10
-            beyond = np.maximum(midpoints - candidates[:, None], 0) ** 2
-            errors = error_weight * candidates**2 + beyond @ counts / counts.sum()
-            best = int(errors.argmin())
+            best = int(expected_error(candidates, counts, midpoints, error_weight).argmin())
             reference = float(candidates[best])
             if 0 < best < 19:
                 break
@@ -186,6 +184,23 @@ class ExpectedErrorThreshold(HistogramThreshold):
         if counts[self.bins // 2 :].sum() <= total / self.bins:
             return self._range / 2
         return self._range
+
+
+def expected_error(thresholds: Counts, counts: Counts, midpoints: Counts, error_weight: float) -> Counts:
+    """Ê(C), the expected squared error of a released gradient as a histogram estimates it (DC-SGD, eq. 4).
+
+    Args:
+        thresholds: C, shape (n,).
+        counts: H̃, of positive sum, shape (bins,).
+        midpoints: of the bins, shape (bins,).
+        error_weight: K.
+
+    Returns:
+        Shape (n,).
+    """
+    beyond = np.maximum(midpoints - thresholds[:, None], 0) ** 2
+    errors: Counts = error_weight * thresholds**2 + beyond @ counts / counts.sum()
+    return errors
 
 
 def histogram(norms: Tensor, reach: float, bins: int) -> Tensor:

@@ -1,0 +1,145 @@
+"""Which settings of a run go together, and which are only run where a proof has been waived.
+
+A stage checks its own fields, and knows nothing of the others; what depends on two of them is asked here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dpbench import clip, filters, noise, optim
+from dpbench.data import ImageDataset
+from dpbench.error_feedback import ErrorFeedbackClip
+from dpbench.errors import UserError, require
+
+if TYPE_CHECKING:
+    from dpbench.config.schema import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Raise `UserError` unless all settings go together; reads no data."""
+    _augmentation(config)
+    _without_noise(config)
+    config.model.check(config.dataset)
+    _filter_and_optimizer(config)
+    _adagrad_norm(config)
+    _correlated_noise(config)
+    _error_feedback(config)
+
+
+def uncertified(config: RunConfig) -> str | None:
+    """What reaches the iterates beside what the ledger records, so that eps is not proven; None for nothing."""
+    if isinstance(config.optim, optim.UncertifiedAdaGradNorm):
+        return "un-noised values reach the iterates"
+    if isinstance(config.clip, ErrorFeedbackClip):
+        return "un-clipped gradients come back in later steps"
+    return None
+
+
+def _augmentation(config: RunConfig) -> None:
+    crop, flip, data = config.augmentation.crop, config.augmentation.flip, config.dataset
+    if isinstance(data, ImageDataset):
+        smaller = min(data.height, data.width)
+        require(crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}")
+    elif crop or flip:
+        message = f"moves images, but dataset={data.name} has {data.holds}"
+        raise UserError(message, field="augmentation", value="crop_flip")
+
+
+def _without_noise(config: RunConfig) -> None:
+    if isinstance(config.clip, clip.NoClip) and config.eps < math.inf:
+        raise UserError(
+            "without clipping no noise makes a step private; use eps=inf, or another clip", field="clip", value="none"
+        )
+    if config.eps == math.inf and config.privacy.noise_multiplier is not None:
+        raise UserError(
+            "eps=inf trains without noise; leave the multiplier null",
+            field="privacy.noise_multiplier",
+            value=config.privacy.noise_multiplier,
+        )
+
+
+def _filter_and_optimizer(config: RunConfig) -> None:
+    smooths = isinstance(config.filter, filters.OnlineFIR | filters.Designed) or (
+        isinstance(config.filter, filters.RecursiveLowPass) and len(config.filter.a) + len(config.filter.b) > 1
+    )
+    if smooths and isinstance(config.optim, optim.Adam) and config.optim.beta1 > 0:
+        raise UserError(
+            "a low-pass filter takes the place of Adam's first moment and is not put before it; use "
+            "optim=filtered_adam, or optim.beta1=0",
+            field="optim.beta1",
+            value=config.optim.beta1,
+        )
+
+
+def _adagrad_norm(config: RunConfig) -> None:
+    if isinstance(config.optim, optim.AdaGradNorm) and isinstance(config.noise, noise.StepSizeNoise):
+        raise UserError(
+            "AdaGrad-Norm's step sizes are not known before training, when the noise is planned; use noise=growing",
+            field="noise",
+            value="step_size",
+        )
+    unproven = isinstance(config.optim, optim.UncertifiedAdaGradNorm) and not config.optim.uncertified
+    if unproven and config.eps < math.inf:
+        raise UserError(
+            "its step size is made of un-noised gradients, which no proof of the run's eps covers; set it to true "
+            "to run it all the same, or use optim=adagrad_norm",
+            field="optim.uncertified",
+            value="false",
+        )
+
+
+def _correlated_noise(config: RunConfig) -> None:
+    """Refuse what takes noise for independent between steps where it is not."""
+    correlation = config.noise.correlation
+    if correlation is None:
+        return
+    if not correlation.covers(config.privacy.scheme):
+        raise UserError(
+            "noise correlated between steps is accounted for by when a sample takes part, which must be once in "
+            "each pass and at the same place of all; use privacy=cyclic, or privacy=shuffled with "
+            "noise.restart=true",
+            field="privacy.sampler",
+            value=config.privacy.sampler,
+        )
+    if config.privacy.published is not None:
+        raise UserError(
+            "the rules of publications take noise for independent between steps, which this is not; leave it null",
+            field="privacy.published",
+            value=config.privacy.published,
+        )
+    if isinstance(config.filter, filters.OnlineFIR):
+        raise UserError(
+            "it tells signal from noise by noise being independent between steps, which this is not; use a filter "
+            "with fixed taps",
+            field="filter",
+            value="online_fir",
+        )
+
+
+def _error_feedback(config: RunConfig) -> None:
+    """Refuse what error feedback does not go together with, or to run it unless its eps has been waived."""
+    if not isinstance(config.clip, ErrorFeedbackClip):
+        return
+    if config.query.clipped_apart:
+        raise UserError(
+            "what is left over of gradients clipped one by one is not that of their sum, which feeds back; use "
+            "another query",
+            field="query",
+            value="apart_iterates",
+        )
+    if config.noise.correlation is not None:
+        raise UserError(
+            "error feedback spreads a sample over all later steps, and correlated noise is accounted for by when "
+            "it takes part; use noise=constant",
+            field="clip",
+            value="error_feedback",
+        )
+    if not config.clip.uncertified and config.eps < math.inf:
+        raise UserError(
+            "un-clipped gradients come back in later steps, which no proof of the run's eps covers; set it to true "
+            "to run it all the same",
+            field="clip.uncertified",
+            value="false",
+        )
