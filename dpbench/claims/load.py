@@ -21,7 +21,8 @@ KEYS = {
 }  # fmt: skip
 # What a line of `where` may say about the cells that it names.
 RULES = {
-    "set", "absent", "quoted", "derived", "minus", "metric", "unit", "statistic", "points", "weights", "hours", "source",
+    "set", "absent", "quoted", "derived", "minus", "metric", "unit", "statistic", "points", "weights", "hours",
+    "source",
 }  # fmt: skip
 CLAIMS: dict[str, set[str]] = {
     "order": {"higher", "lower", "at", "pairs", "margin", "within", "at_least", "printed"},

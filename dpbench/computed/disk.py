@@ -49,7 +49,9 @@ def convergence_of_gain(artefact: Artefact) -> Computed:
             Axis("gain and variance"),
             tuple(
                 curve(label, steps, line)
-                for label, line in zip(("k_t", "p_t"), zip(*scalar_gains(*one, STEPS_OF_GAINS), strict=True), strict=True)
+                for label, line in zip(
+                    ("k_t", "p_t"), zip(*scalar_gains(*one, STEPS_OF_GAINS), strict=True), strict=True
+                )
             ),
         )
         for name, one in sets.items()
@@ -107,9 +109,7 @@ def synthetic_regression(artefact: Artefact) -> Computed:
         for run in range(RUNS):
             query, low_pass = METHODS[method]()
             noise = generator(SEED + run, "synthetic", device, f"noise {variance:g}")
-            path = descend(
-                problem, query, low_pass, noise_std=math.sqrt(variance), lr=LR, steps=STEPS, generator=noise
-            )
+            path = descend(problem, query, low_pass, noise_std=math.sqrt(variance), lr=LR, steps=STEPS, generator=noise)
             losses.append(problem.loss(path[-1]))
         return math.fsum(losses) / RUNS
 

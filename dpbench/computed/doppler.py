@@ -61,7 +61,6 @@ def taps_of_filters(artefact: Artefact) -> Computed:
 
 def responses_of_filters(artefact: Artefact) -> Computed:
     """Figure 6: impulse response κ_τ and gain |H(ν)| of all filters."""
-
     responses = {option: impulse_response(_filter(option), LONG) for option in (*MAIN.values(), *ADDITIONAL.values())}
 
     def number(cell: Cell) -> float:
@@ -87,9 +86,7 @@ def responses_of_filters(artefact: Artefact) -> Computed:
         gains = [curve(name, frequencies, _gains(one, frequencies)) for name, one in filters.items()]
         panels += [
             Panel(f"{letters[0]}: time, {table}", Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
-            Panel(
-                f"{letters[1]}: frequency, {table}", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)
-            ),
+            Panel(f"{letters[1]}: frequency, {table}", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
         ]
     resonant = _gains(_filter("f6"), frequencies)
     negative = [option for option, kappa in responses.items() if kappa.min() < 0]
@@ -109,9 +106,7 @@ def illustration(artefact: Artefact) -> Computed:
     waves = np.cos(np.pi * np.outer(nu, lags))
     spectra = (curve("gradient", nu, waves @ gradient), curve("noise", nu, waves @ noise))
     height = float((waves @ gradient).max())
-    band = Curve(
-        "low-pass", (-1.0, -PASS_BAND, PASS_BAND, 1.0), (0.0, height, 0.0, 0.0), Style.STEPS
-    )
+    band = Curve("low-pass", (-1.0, -PASS_BAND, PASS_BAND, 1.0), (0.0, height, 0.0, 0.0), Style.STEPS)
     correlations = (
         curve("gradient", lags, gradient, Style.MARKS),
         curve("noise", lags, noise, Style.MARKS),
