@@ -104,6 +104,8 @@ CHECKSUMS: dict[str, tuple[int, float]] = {
     "dp_pmlf/table_2": (32, 79349.66),
     "dp_pmlf/table_3": (32, 57564.6),
     "dp_pmlf/table_4": (64, 311043.43),
+    "dp_pmlf/text_2": (39, 1372.410153),
+    "dp_pmlf/text_3": (36, 2050.6101),
     "dc_sgd/figure_2": (6, -128.4),
     "dc_sgd/figure_3": (35, 14390.45),
     "dc_sgd/table_1": (20, 419727.0),

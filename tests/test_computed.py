@@ -343,6 +343,26 @@ def test_budgets_of_the_mnist_study_by_opacus_and_by_hand(computed):
             assert theoretical[at] == pytest.approx(256 / (60_000 * z) * math.sqrt(log_factor * t), rel=1e-9)
 
 
+# DP-PMLF.
+
+
+def test_filters_of_pmlf_are_those_of_scipy(computed):
+    taps = {"LP3": ([0.5, -0.1], [-0.6]), "LP6": ([0.15, -0.05], [-0.9]), "LP7": ([0.05, 0.05], [-0.7, -0.2])}
+    for name, (b, a) in taps.items():
+        _, kappa = line(panel(computed("dp_pmlf/text_2"), "time"), name)
+        np.testing.assert_allclose(kappa, lfilter(b, [1, *a], np.eye(1, 51)[0]), atol=1e-12)
+        _, gain = line(panel(computed("dp_pmlf/text_2"), "frequency"), name)
+        assert gain[0] == pytest.approx(1)
+
+
+def test_the_variance_factor_is_that_of_the_lemma(computed):
+    """dp_pmlf.md 3.2: (1 + β)(1 - β^k)/((1 - β)(1 + β^k))."""
+    for k in range(1, 7):
+        for beta in (0.1, 0.3, 0.5, 0.7, 0.9):
+            want = (1 + beta) * (1 - beta**k) / ((1 - beta) * (1 + beta**k))
+            assert computed("dp_pmlf/text_3").values[f"k {k}, beta {beta}"] == pytest.approx(want, rel=1e-12)
+
+
 # DC-SGD.
 
 

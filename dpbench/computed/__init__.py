@@ -3,7 +3,8 @@
 | module | subject |
 |---|---|
 | `catalogue` | which artefact is computed by what |
-| `doppler`, `disk`, `adp`, `dc_sgd` | a function for each artefact: `Artefact` in, `Computed` out |
+| `doppler`, `disk`, `adp`, `dp_pmlf`, `dc_sgd` | a function for each artefact: `Artefact` in, `Computed` out |
+| `responses` | of filters, in time and frequency |
 | `fingerprint` | what an artefact's numbers depend on |
 
 A function gives the artefact's computed cells (`metric: computed`), whose overrides in conf/paper are its settings,

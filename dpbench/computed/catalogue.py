@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from dpbench.claims import Artefact
 from dpbench.claims.computed import Computed
-from dpbench.computed import adp, dc_sgd, disk, doppler
+from dpbench.computed import adp, dc_sgd, disk, doppler, dp_pmlf
 
 # By paper and artefact. Figures 1, 3 and 4 of ADP have curves beside those that are trained.
 COMPUTED: Mapping[tuple[str, str], Callable[[Artefact], Computed]] = {
@@ -23,6 +23,8 @@ COMPUTED: Mapping[tuple[str, str], Callable[[Artefact], Computed]] = {
     ("adp", "figure_4"): adp.budgets_over_epochs,
     ("adp", "text_1"): adp.quoted_budgets,
     ("adp", "text_2"): adp.effects_of_schedules,
+    ("dp_pmlf", "text_2"): dp_pmlf.responses_of_filters,
+    ("dp_pmlf", "text_3"): dp_pmlf.variance_of_momentum,
     ("dc_sgd", "figure_2"): dc_sgd.percentiles_of_noisy_histograms,
     ("dc_sgd", "figure_3"): dc_sgd.expected_errors_of_noisy_histograms,
     ("dc_sgd", "text_1"): dc_sgd.noise_multipliers,

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed import Axis, Computed, Curve, Panel, Style
-from dpbench.computed.common import composed, curve, values_of
+from dpbench.computed.common import curve, values_of
+from dpbench.computed.responses import LONG, filter_of, gain_of, gains_of, half_power, impulse_response
 from dpbench.filters import Butterworth, RecursiveLowPass
-from dpbench.spectra import frequency_response
-
-Array = NDArray[np.float64]
 
 # The filters of Table 2 and of Table 4, by their names in the tables and in conf/filter.
 MAIN = {
@@ -28,8 +22,6 @@ MAIN = {
 }
 ADDITIONAL = {name: name for name in ("f1", "f2", "f3", "f4", "f5", "f6")}
 
-# The slowest pole is 0.9219: after so many steps nothing is left in floating point.
-LONG = 1000
 SHOWN_STEPS = 50
 
 # Of the illustration: lag at which the gradient's correlation has fallen to zero, and lags on each side.
@@ -43,7 +35,7 @@ def taps_of_filters(artefact: Artefact) -> Computed:
 
     def tap(cell: Cell) -> float:
         letter, index = cell.at["tap"][0], int(cell.at["tap"][1:])
-        low_pass = _filter(cell.overrides["filter"])
+        low_pass = filter_of(cell.overrides["filter"])
         return low_pass.b[index] if letter == "b" else low_pass.a[index - 1]
 
     remarks = []
@@ -51,7 +43,7 @@ def taps_of_filters(artefact: Artefact) -> Computed:
         designs = {"1st-order ver.1": (1, 0.1), "2nd-order": (2, 1 / math.sqrt(47))}
         for name, (order, tangent) in designs.items():
             cutoff = math.atan(tangent) / math.pi
-            deviation = _deviation(Butterworth(order, cutoff), _filter(MAIN[name]))
+            deviation = _deviation(Butterworth(order, cutoff), filter_of(MAIN[name]))
             remarks.append(
                 f"{name} is Butterworth's of order {order} with the cut-off {cutoff:.6f} cycles per step, taps within "
                 f"{deviation:.1g}."
@@ -61,34 +53,34 @@ def taps_of_filters(artefact: Artefact) -> Computed:
 
 def responses_of_filters(artefact: Artefact) -> Computed:
     """Figure 6: impulse response κ_τ and gain |H(ν)| of all filters."""
-    responses = {option: impulse_response(_filter(option), LONG) for option in (*MAIN.values(), *ADDITIONAL.values())}
+    responses = {option: impulse_response(filter_of(option), LONG) for option in (*MAIN.values(), *ADDITIONAL.values())}
 
     def number(cell: Cell) -> float:
         name, option = cell.at["number"], cell.overrides["filter"]
-        low_pass, kappa = _filter(option), responses[option]
+        low_pass, kappa = filter_of(option), responses[option]
         match name.split():
             case ["power"]:
                 return float((kappa**2).sum())
             case ["delay"]:
                 return float(np.arange(LONG) @ kappa)
             case ["cut"]:
-                return _half_power(low_pass)
+                return half_power(low_pass)
             case ["H", frequency]:
-                return _gain(low_pass, float(frequency))
+                return gain_of(low_pass, float(frequency))
             case _:
                 return float(kappa[int(name.removeprefix("k_"))])
 
     steps, frequencies = np.arange(SHOWN_STEPS + 1), np.linspace(0, 0.5, 501)
     panels = []
     for letters, table, names in (("ab", "Table 2", MAIN), ("cd", "Table 4", ADDITIONAL)):
-        filters = {name: _filter(option) for name, option in names.items()}
+        filters = {name: filter_of(option) for name, option in names.items()}
         in_time = [curve(name, steps, responses[option][: len(steps)]) for name, option in names.items()]
-        gains = [curve(name, frequencies, _gains(one, frequencies)) for name, one in filters.items()]
+        gains = [curve(name, frequencies, gains_of(one, frequencies)) for name, one in filters.items()]
         panels += [
             Panel(f"{letters[0]}: time, {table}", Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
             Panel(f"{letters[1]}: frequency, {table}", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
         ]
-    resonant = _gains(_filter("f6"), frequencies)
+    resonant = gains_of(filter_of("f6"), frequencies)
     negative = [option for option, kappa in responses.items() if kappa.min() < 0]
     remarks = (
         f"f6 is resonant: its gain is {resonant.max():.3f} at ν = {frequencies[resonant.argmax()]:.3f}.",
@@ -124,43 +116,6 @@ def illustration(artefact: Artefact) -> Computed:
             f"No process has this φ: its transform falls to {least:.2g}, and a power is never negative.",
         ),
     )
-
-
-def impulse_response(low_pass: RecursiveLowPass, steps: int) -> Array:
-    """κ_0, ..., κ_{steps-1} of m_t = Σ κ_τ g_{t-τ}, shape (steps,), as the filter itself responds.
-
-    It divides by S_t = κ_0 + ... + κ_t, so it answers an impulse with h_t = κ_t/S_t. As S_{t-1} = (1 - h_t) S_t, that
-    tells all κ_t up to a factor, which κ_0 = b_0 settles.
-    """
-    fresh = RecursiveLowPass(b=low_pass.b, a=low_pass.a)
-    impulse = torch.zeros(steps, 1, dtype=torch.float64)
-    impulse[0] = 1
-    answer = [float(fresh.apply(value)) for value in impulse]
-    kappa, total = [low_pass.b[0]], low_pass.b[0]
-    for share in answer[1:]:
-        total /= 1 - share
-        kappa.append(share * total)
-    return np.array(kappa)
-
-
-def _filter(option: str) -> RecursiveLowPass:
-    return cast(RecursiveLowPass, composed("algo=doppler", f"filter={option}").filter)
-
-
-def _gains(low_pass: RecursiveLowPass, frequencies: Array) -> Array:
-    return np.abs(frequency_response(low_pass.b, low_pass.a, frequencies))
-
-
-def _gain(low_pass: RecursiveLowPass, frequency: float) -> float:
-    return float(_gains(low_pass, np.array([frequency]))[0])
-
-
-def _half_power(low_pass: RecursiveLowPass) -> float:
-    """The lowest frequency at which the power is halved, in cycles per step."""
-    grid = np.linspace(0, 0.5, 501)
-    after = int(np.argmax(_gains(low_pass, grid) < math.sqrt(0.5)))
-    root = brentq(lambda nu: _gain(low_pass, nu) - math.sqrt(0.5), grid[after - 1], grid[after], xtol=1e-12)
-    return float(root)
 
 
 def _deviation(design: Butterworth, low_pass: RecursiveLowPass) -> float:
