@@ -99,7 +99,6 @@ def _percentile(norms: torch.Tensor, bins: int, noise: float, share: float, sour
 def expected_errors_of_noisy_histograms(artefact: Artefact) -> Computed:
     """Figure 3: the estimate Ê(C) on 256 normal norms, and the error E(C) itself."""
     truth = _true_error(THRESHOLDS)
-
     estimates = {(bins, noise): _estimated_errors(bins, noise) for bins in BINS for noise in NOISES}
 
     def number(cell: Cell) -> float:

@@ -31,7 +31,7 @@ PASS_BAND = 0.6
 
 
 def taps_of_filters(artefact: Artefact) -> Computed:
-    """Tables 2 and 4: the taps that conf/filter holds, and what Butterworth's designs they are."""
+    """Tables 2 and 4: the taps that conf/filter holds, and the designs of Butterworth that two of them are."""
 
     def tap(cell: Cell) -> float:
         letter, index = cell.at["tap"][0], int(cell.at["tap"][1:])
