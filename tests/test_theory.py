@@ -380,7 +380,7 @@ def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped():
     released = step.recorder.signal * batch + step.recorder.noise
     found = ((released - g) ** 2).sum(1).mean()
     assert found == pytest.approx(d * (multiplier * norm / batch) ** 2 + (5 - norm) ** 2, rel=0.01)
-    model = expected_error(np.array([norm]), np.ones(1), np.full(1, 5.0), seen[0])
+    model = expected_error(np.array([norm]), np.full(1, 5.0), np.ones(1), seen[0])
     assert found == pytest.approx(float(model[0]), rel=0.01)
 
 

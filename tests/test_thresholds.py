@@ -212,7 +212,7 @@ def test_expected_error_searches_as_often_as_specified(weight, passes, expected,
 def test_expected_error_is_least_where_the_closed_form_says(bins, weight, optimum):
     counts = histogram(norms_in(bins, 20.0), 20.0, 20).numpy()
     thresholds = np.linspace(1e-4, 20, 200_000)
-    errors = expected_error(thresholds, counts, np.arange(20) + 0.5, weight)
+    errors = expected_error(thresholds, np.arange(20) + 0.5, counts, weight)
     assert thresholds[errors.argmin()] == pytest.approx(optimum, abs=6e-4)
     assert (np.diff(errors, 2) > -1e-9).all()  # convex
 
@@ -227,7 +227,7 @@ def test_the_error_of_real_gradients_falls_and_then_rises():
     reach = 1.2 * float(norms.max())
     thresholds = np.linspace(reach / 100, reach, 100)
     counts = histogram(norms, reach, 20).numpy()
-    errors = expected_error(thresholds, counts, (np.arange(20) + 0.5) * reach / 20, 0.1)
+    errors = expected_error(thresholds, (np.arange(20) + 0.5) * reach / 20, counts, 0.1)
     least = int(errors.argmin())
     assert 0 < least < 99
     assert (np.diff(errors[: least + 1]) < 0).all()
@@ -333,7 +333,7 @@ def test_the_simulation_of_figure_3_has_the_printed_spread(bins, deviation):
     for _ in range(400):
         counts = histogram(torch.from_numpy(generator.normal(100, 20, 256)), 120.0, bins).numpy()
         noisy = counts + deviation * generator.standard_normal(bins)
-        best.append(thresholds[expected_error(thresholds, noisy, midpoints, FIGURE_3_WEIGHT).argmin()])
+        best.append(thresholds[expected_error(thresholds, midpoints, noisy, FIGURE_3_WEIGHT).argmin()])
     mean, spread = FIGURE_3[bins, deviation]
     assert np.mean(best) == pytest.approx(mean, abs=5 * spread * math.sqrt(2 / 400) + 0.06)
     outliers = bins >= 50 and deviation == 10

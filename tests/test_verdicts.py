@@ -117,6 +117,16 @@ def test_a_value_is_reproduced_within_a_point_or_two_standard_errors(world, accu
     assert finding.claim == "method new, eps 1: 60 %"
 
 
+def test_a_number_that_is_derived_and_not_printed_is_counted_apart(world):
+    derived = lambda text: text.replace("\nneeds:", "\n  - {method: new, eps: 1, derived: made_up.md 2}\nneeds:")  # noqa: E731
+    finding = world.values(60.3, 60.3, 60.3, change=derived)
+    assert finding.outcome == Outcome.AS_DERIVED
+    assert finding.claim == "method new, eps 1: 60 % (not printed, by made_up.md 2)"
+    assert world.artefact(change=derived).cells[1].derived is None
+    other = world.artefact(change=lambda text: derived(text).replace("60 ± 0.3", "50 ± 0.3"))
+    assert judge(other, world.evidence)[0].outcome == Outcome.ABOVE
+
+
 def test_the_spread_that_the_paper_prints_counts(world):
     world.runs("dataset=digits algo=disk eps=8", 73.4, 73.4, 73.4)
     assert judge(world.artefact(), world.evidence)[1].outcome == Outcome.REPRODUCED  # 3.4 < 2 x 3/sqrt(3) = 3.46

@@ -9,6 +9,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `rows`, `columns` | axes; of each its labels, with the overrides that they stand for |
 | `common`, `where`, `each` | overrides of all cells, of those named by labels, and of single cells as a table |
 | `values` | the numbers as printed, a table as text; or "not printed" |
+| `derived` | the section that works out the `values` where the paper prints none; they are judged and counted apart |
 | `sparse` | true: only rows that `values` lists exist |
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
 | `needs` | weights, and hours of a run on a GPU as the specification estimates them |
@@ -17,8 +18,8 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 
 An override with several values, ``optim.lr=0.1,0.2``, is a search: the cell is the best of it. Lines of `where` may
 also say that cells are absent, quoted from another publication, or the difference of two others (`minus`). A computed
-number is looked up in <results_dir>/computed/<paper>/<artefact>.json by its place in words, such as
-"data MNIST, delta here".
+number (`metric: computed`) has settings of what computes it for overrides (`dpbench.computed`), and is looked up in
+<results_dir>/computed/<paper>/<artefact>.json by its place in words, such as "data MNIST, delta here".
 """
 
 from dpbench.claims.evidence import Evidence, Measured

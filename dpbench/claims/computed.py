@@ -13,7 +13,7 @@ from dpbench.tracking.record import jsonable, read_json, write_atomically
 
 
 class Style(StrEnum):
-    """How a curve is drawn."""
+    """How a curve is drawn; of steps each ordinate holds up to the next abscissa."""
 
     LINE = "line"
     STEPS = "steps"

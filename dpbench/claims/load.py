@@ -17,10 +17,13 @@ from dpbench.errors import UserError, require
 NOT_PRINTED = "not printed"
 KEYS = {
     "title", "kind", "reason", "source", "metric", "unit", "statistic", "seeds", "tolerance", "needs", "common", "rows",
-    "columns", "values", "sparse", "where", "each", "claims", "deviations", "readings",
+    "columns", "values", "derived", "sparse", "where", "each", "claims", "deviations", "readings",
 }  # fmt: skip
 # What a line of `where` may say about the cells that it names.
-RULES = {"set", "absent", "quoted", "minus", "metric", "unit", "statistic", "points", "weights", "hours", "source"}
+RULES = {
+    "set", "absent", "quoted", "derived", "minus", "metric", "unit", "statistic", "points", "weights", "hours",
+    "source",
+}  # fmt: skip
 CLAIMS: dict[str, set[str]] = {
     "order": {"higher", "lower", "at", "pairs", "margin", "within", "at_least", "printed"},
     "trend": {"along", "ends", "rising", "of", "at", "printed"},
@@ -236,6 +239,7 @@ class _Reader:
             needs=Needs(needs.get("weights"), None if hours is None else (hours[0], hours[1]), needs.get("source")),
             minus=self._difference(rules["minus"], "where") if "minus" in rules else None,
             quoted=rules.get("quoted"),
+            derived=rules.get("derived", content.get("derived")),
         )
 
     def _difference(self, value: Any, field: str) -> tuple[str, str, str]:

@@ -92,6 +92,7 @@ class Cell:
         needs: of each run.
         minus: axis, label and label: the number is the difference of two other cells, which have the runs.
         quoted: the publication that the paper took the number from; no run of this cell is asked for.
+        derived: where the number was worked out from what the paper prints, for it prints no number there; else None.
     """
 
     at: Mapping[str, str]
@@ -107,6 +108,7 @@ class Cell:
     needs: Needs
     minus: tuple[str, str, str] | None = None
     quoted: str | None = None
+    derived: str | None = None
 
     def __post_init__(self) -> None:
         known = METRICS + WITHOUT_RUNS
@@ -115,7 +117,7 @@ class Cell:
     @property
     def runs(self) -> bool:
         """Whether the cell has runs of its own."""
-        return self.minus is None and self.quoted is None
+        return self.minus is None and self.quoted is None and self.metric not in WITHOUT_RUNS
 
     @property
     def candidates(self) -> tuple[tuple[str, ...], ...]:
@@ -218,7 +220,7 @@ class Artefact:
         rows: label by label, the row axes.
         columns: likewise the column axes.
         cells: in the order of rows, then columns.
-        printed: whether the paper's numbers are known; False for curves of which only the picture shows values.
+        printed: whether numbers are known, printed or derived; False for curves of which only the picture shows values.
         claims: beside those that the printed numbers are.
         deviations: where runs do something else than the paper, with the reference.
         readings: what the paper leaves open, by reference to the specification.

@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     """What became of a claim."""
 
     REPRODUCED = "reproduced"
+    AS_DERIVED = "as derived"
     ABOVE = "above"
     BELOW = "below"
     ORDER_HOLDS = "order holds"
@@ -57,11 +58,14 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
 
     Reproduced means: within max(points, errors x standard error of the difference) of the printed value, which the
     cell's tolerance holds. The paper's own standard error counts where it prints a spread, taken for that of as many
-    runs as the cell asks for.
+    runs as the cell asks for. A number that the paper does not print but that follows from what it prints is judged
+    alike and counted apart.
     """
     if cell.printed is None:
         return None
     claim = f"{cell.place}: {_amount(cell.printed.value, cell)}"
+    if cell.derived is not None:
+        claim += f" (not printed, by {cell.derived})"
     if cell.quoted is not None:
         return Finding(artefact.where, claim, Outcome.NOT_RUN, f"quoted from {cell.quoted}; no run of the paper's")
     parts = sources(artefact, cell)
@@ -73,10 +77,12 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
     allowed = _allowed(cell.tolerance, error)
     difference = value - cell.printed.value
-    detail = f"{_amount(value, cell)} over {len(found[0].values)} runs, {difference:+.3g}, allowed ±{allowed:.3g}"
+    by = "computed" if cell.metric == "computed" else f"over {len(found[0].values)} runs"
+    detail = f"{_amount(value, cell)} {by}, {difference:+.3g}, allowed ±{allowed:.3g}"
     # What rounding leaves of a difference that is just allowed is allowed.
-    near = abs(difference) <= allowed + 1e-9 * max(1.0, abs(cell.printed.value))
-    outcome = Outcome.REPRODUCED if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
+    near = abs(difference) <= allowed + 1e-9 * max(allowed, abs(cell.printed.value))
+    agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
+    outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
     return _accounted(Finding(artefact.where, claim, outcome, detail), parts, found)
 
 
@@ -165,7 +171,8 @@ def _allowed(tolerance: Tolerance, error: float) -> float:
 
 
 def _amount(value: float, cell: Cell) -> str:
-    return f"{value:.4g} {cell.unit}".strip()
+    digits = 6 if cell.metric == "computed" else 4
+    return f"{value:.{digits}g} {cell.unit}".strip()
 
 
 def _standard_error(one: Measured) -> float:

@@ -101,9 +101,6 @@ class HistogramThreshold(Threshold):
         """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
         raise NotImplementedError
 
-    def _midpoints(self) -> Counts:
-        return (np.arange(self.bins) + 0.5) * self._range / self.bins
-
     @override
     def state_dict(self) -> State:
         return {"threshold": self._threshold, "range": self._range, "guarded": self._guarded}
@@ -138,7 +135,7 @@ class PercentileThreshold(HistogramThreshold):
     @override
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         reached = np.cumsum(counts) >= self.quantile * counts.sum()
-        threshold = float(self._midpoints()[int(reached.argmax()) if reached.any() else -1])
+        threshold = float(midpoints(self._range, self.bins)[int(reached.argmax()) if reached.any() else -1])
         return threshold, 2 * threshold
 
 
@@ -162,14 +159,14 @@ class ExpectedErrorThreshold(HistogramThreshold):
         return self._best(counts, error_weight), self._next_range(counts)
 
     def _best(self, counts: Counts, error_weight: float) -> float:
-        midpoints = self._midpoints()
-        if counts @ midpoints <= 0:
+        centres = midpoints(self._range, self.bins)
+        if counts @ centres <= 0:
             self._guarded += 1
             return self._threshold
         reference = self._threshold
         for _ in range(MOST_PASSES):
             candidates = np.arange(1, 21) * reference / 10
-            best = int(expected_error(candidates, counts, midpoints, error_weight).argmin())
+            best = int(expected_error(candidates, centres, counts, error_weight).argmin())
             reference = float(candidates[best])
             if 0 < best < 19:
                 break
@@ -186,21 +183,26 @@ class ExpectedErrorThreshold(HistogramThreshold):
         return self._range
 
 
-def expected_error(thresholds: Counts, counts: Counts, midpoints: Counts, error_weight: float) -> Counts:
-    """Ê(C), the expected squared error of a released gradient as a histogram estimates it (DC-SGD, eq. 4).
+def expected_error(thresholds: Counts, norms: Counts, counts: Counts, error_weight: float) -> Counts:
+    """Ê(C) of `ExpectedErrorThreshold`, of so many samples of each norm.
 
     Args:
         thresholds: C, shape (n,).
-        counts: H̃, of positive sum, shape (bins,).
-        midpoints: of the bins, shape (bins,).
+        norms: midpoints of bins, or the norms themselves, shape (k,).
+        counts: samples of each norm, shape (k,); of any sign, but their sum is positive.
         error_weight: K.
 
     Returns:
         Shape (n,).
     """
-    beyond = np.maximum(midpoints - thresholds[:, None], 0) ** 2
+    beyond = np.maximum(norms - thresholds[:, None], 0) ** 2
     errors: Counts = error_weight * thresholds**2 + beyond @ counts / counts.sum()
     return errors
+
+
+def midpoints(reach: float, bins: int) -> Counts:
+    """Middles of equal bins over [0, reach], shape (bins,)."""
+    return (np.arange(bins) + 0.5) * reach / bins
 
 
 def histogram(norms: Tensor, reach: float, bins: int) -> Tensor:

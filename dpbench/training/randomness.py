@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-STREAMS = ("weights", "sampling", "augmentation", "noise", "side", "model", "audit", "recording")
+STREAMS = ("weights", "sampling", "augmentation", "noise", "side", "model", "audit", "recording", "synthetic")
 
 
 def stream_seed(seed: int, name: str, run: str = "") -> int:

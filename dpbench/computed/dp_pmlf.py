@@ -1,0 +1,59 @@
+"""DP-PMLF: responses of the filters of its Table 4, and the factor by which momentum is to lower the variance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpbench.claims import Artefact, Cell
+from dpbench.claims.computed import Axis, Computed, Panel, Style
+from dpbench.computed.common import curve, values_of
+from dpbench.computed.responses import LONG, filter_of, gain_of, gains_of, impulse_response
+from dpbench.query import LastIterates
+
+SHOWN_STEPS = 50
+DECAYS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+LENGTHS = range(1, 7)
+
+
+def responses_of_filters(artefact: Artefact) -> Computed:
+    """text_2: impulse response and gain of the filters of Table 4."""
+    options = {cell.at["filter"]: cell.overrides["filter"] for cell in artefact.cells}
+    responses = {option: impulse_response(filter_of(option), LONG) for option in options.values()}
+
+    def number(cell: Cell) -> float:
+        option = cell.overrides["filter"]
+        kappa = responses[option]
+        match cell.at["number"]:
+            case "power":
+                return float((kappa**2).sum())
+            case "delay":
+                return float(np.arange(LONG) @ kappa)
+            case "H 0.5":
+                return gain_of(filter_of(option), 0.5)
+            case name:
+                return float(kappa[int(name.removeprefix("k_"))])
+
+    steps, frequencies = range(SHOWN_STEPS + 1), np.linspace(0, 0.5, 501)
+    in_time = [curve(name, steps, responses[option][: len(steps)]) for name, option in options.items()]
+    gains = [curve(name, frequencies, gains_of(filter_of(option), frequencies)) for name, option in options.items()]
+    panels = (
+        Panel("time", Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
+        Panel("frequency", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
+    )
+    return Computed(values_of(artefact, number), panels, ("LP8 is no filter.",))
+
+
+def variance_of_momentum(artefact: Artefact) -> Computed:
+    """text_3: ρ² = 1/Σ w_j² of the momentum's weights, by which independent noise in the iterates' gradients falls."""
+
+    def factor(length: int, decay: float) -> float:
+        return 1 / math.fsum(weight**2 for weight in LastIterates(length, decay).weights(length))
+
+    lines = [curve(f"β = {decay:g}", LENGTHS, [factor(k, decay) for k in LENGTHS], Style.MARKS) for decay in DECAYS]
+    panel = Panel("variance factor of the lemma", Axis("k"), Axis("ρ²"), tuple(lines))
+    remarks = (
+        f"At the paper's k = 2 and β = 0.1 it is {factor(2, 0.1):.4g}; where iterates hardly differ nothing is gained.",
+    )
+    return Computed(values_of(artefact, lambda c: factor(int(c.at["k"]), float(c.at["beta"]))), (panel,), remarks)
