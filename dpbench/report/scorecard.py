@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from dpbench.claims import Finding, Outcome, Scorecard
+from dpbench.claims import Finding, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.report.grid import Grid
 from dpbench.report.layout import PAPERS, title_of
@@ -90,8 +90,8 @@ def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         own = [grid for grid in grids if grid.artefact.paper == paper]
         yield f"## {PAPERS[paper]}"
         yield ""
-        missing = cost(cell for grid in own for cell in grid.artefact.cells)
-        yield f"All of it takes {missing.in_words()}."
+        trained = [grid.artefact for grid in own if grid.artefact.kind == Kind.TRAINED]
+        yield f"All of it takes {cost(cell for artefact in trained for cell in artefact.cells).in_words()}."
         yield ""
         named = [(_link(grid), Scorecard(grid.findings)) for grid in own]
         yield from _counted(named, of_paper, "table or figure")

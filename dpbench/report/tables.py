@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
-from dpbench.claims import Cell, Finding, Kind, Outcome, Words
+from dpbench.claims import Cell, Finding, Kind, Outcome
+from dpbench.claims.schema import Words
 from dpbench.report.grid import NOTHING, Entry, Grid
 from dpbench.report.layout import title_of
 
@@ -65,7 +66,7 @@ def as_markdown(grid: Grid, picture: str | None = None) -> str:
         lines += ["## Readings", "", *_list(f"{text} ({source})" for source, text in artefact.readings.items()), ""]
     if artefact.kind != Kind.NOT_REPRODUCIBLE:
         lines += ["## To reproduce", "", f"    {grid.command}", ""]
-        lines += [f"It needs {grid.needs.in_words()}.", ""] if grid.needs.runs else []
+        lines += [f"It needs {grid.needs.in_words()}.", ""] if grid.needs is not None else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -105,7 +106,7 @@ def _table(grid: Grid) -> Iterator[str]:
     if told:
         yield " ".join(told)
         yield ""
-    yield _row((*wide, "printed", "ours", "verdict", ""))
+    yield _row((*wide, "printed", "ours", "verdict", "note"))
     yield "|" + "---|" * len(wide) + "---:|---:|---|---|"
     for entry in _entries(grid):
         own = "" if unit is not None or entry.cell.unit == "" else f" {entry.cell.unit}"
@@ -132,7 +133,7 @@ def _note(entry: Entry) -> str:
 
 
 def _claims(grid: Grid) -> Iterator[str]:
-    yield _row(("claim", "verdict", ""))
+    yield _row(("claim", "verdict", "note"))
     yield "|---|---|---|"
     for claim, finding in grid.claims:
         contradicted = not isinstance(claim, Words) and not claim.printed
