@@ -15,28 +15,30 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from PIL import Image
 
 from dpbench.claims.computed import Style
+from dpbench.claims.draw import numeric
 from dpbench.report import palette
 from dpbench.report.picture import Map, Picture, Plot, Series
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
 LEFT, RIGHT = 0.5, 0.1
 PANEL = (1.35, 2.2)  # height of one panel among several, and of one alone
-LETTERS = 62  # of the title's size, that fit into the width
+LETTERS = 54  # of the title's size, that fit into the width
 LETTER = 0.055  # inches, of a tick's label
 UPRIGHT = 8  # labels of a map; more stand upright
 BAR = 0.6  # inches beside a map, for its scale
 PIXELS = 200  # to the inch, of a PNG
-STYLE: Mapping[str, Any] = {
+COLOURS = 96  # of a PNG, all that a picture has but for the blurring of edges
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that letters are the same everywhere
     "font.size": 7.5,
     "axes.titlesize": 7.5,
+    "axes.titley": 1.0,  # or each title is measured against all that could be above its axes
     "axes.labelsize": 7.5,
     "xtick.labelsize": 6.5,
     "ytick.labelsize": 6.5,
@@ -66,17 +68,18 @@ def files_of(picture: Picture) -> tuple[bytes, bytes]:
     """The picture as SVG, which holds the fingerprint, and as PNG."""
     figure = draw(picture)
     svg, png = io.BytesIO(), io.BytesIO()
-    with mpl.rc_context(dict(STYLE)):
+    with mpl.rc_context(STYLE):
         description = {"Date": None, "Creator": None, "Title": picture.title, "Description": fingerprint(picture)}
-        FigureCanvasSVG(figure).print_svg(svg, metadata=description)
-        figure.set_dpi(PIXELS)
-        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None, "Title": picture.title})
-    return svg.getvalue(), png.getvalue()
+        figure.savefig(svg, format="svg", metadata=description)
+        figure.savefig(png, format="png", dpi=PIXELS)
+    small = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return svg.getvalue(), small.getvalue()
 
 
 def draw(picture: Picture) -> Figure:
     """The figure: title, panels in one or two columns, legend below them."""
-    with mpl.rc_context(dict(STYLE)):
+    with mpl.rc_context(STYLE):
         return _Drawing(picture).figure
 
 
@@ -87,9 +90,9 @@ class _Drawing:
         self.picture = picture
         self.colours = palette.colours_of(picture.names, methods=picture.methods)
         self.marks = palette.marks_of(picture.names)
-        self.dashes = palette.dashes_of(picture.names, self.colours)
+        self.dashes: Mapping[str, Any] = palette.dashes_of(picture.names, self.colours)
         title = textwrap.wrap(picture.title, LETTERS)
-        subtitle = textwrap.wrap(picture.subtitle, LETTERS + 6)
+        subtitle = textwrap.wrap(picture.subtitle, LETTERS + 14)
         count = len(picture.panels)
         self.columns = columns = 1 if count == 1 or isinstance(picture.panels[0], Map) else 2
         rows = -(-count // columns)
@@ -171,12 +174,13 @@ class _Drawing:
 
     @staticmethod
     def _tick_labels(plot: Plot, columns: int) -> list[str]:
-        """Names are cut into lines of the room that each has."""
+        """Names are cut into lines of the room that each has; of crowded numbers every second is left out."""
         ticks = [label for _, label in plot.ticks or ()]
         room = int((WIDTH / columns - LEFT - RIGHT) / (LETTER * max(len(ticks), 1)))
-        if max(map(len, ticks), default=0) <= room:
-            return ticks
-        return ["\n".join(textwrap.wrap(label, max(room, 5))) for label in ticks]
+        longest = max(map(len, ticks), default=0)
+        if numeric(tuple(ticks)):
+            return ticks if longest < room else [label if place % 2 == 0 else "" for place, label in enumerate(ticks)]
+        return ticks if longest <= room else ["\n".join(textwrap.wrap(label, max(room, 5))) for label in ticks]
 
     @staticmethod
     def _keep_in_view(axes: Axes, plot: Plot) -> None:
@@ -231,7 +235,7 @@ class _Drawing:
         beside = (box.x1 - (BAR - 0.08) / WIDTH, box.y0, 0.1 / WIDTH, box.height)
         bar = self.figure.colorbar(image, cax=self.figure.add_axes(beside))
         bar.set_label(panel.label)
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.outline.set_visible(False)
 
     def _entries(self) -> list[tuple[Line2D, str]]:
         """What the legend tells: each line, and hollow from filled marks where both kinds are there."""
@@ -244,7 +248,8 @@ class _Drawing:
             for name in dict.fromkeys(one.curve.name for one in series):
                 of_name = [one for one in series if one.curve.name == name]
                 marked = any(not one.band for one in of_name)
-                handle = Line2D([], [], color=self.colours[name], linestyle=self.dashes[name], markersize=4)
+                handle = Line2D([], [], color=self.colours[name], markersize=4)
+                handle.set_linestyle(self.dashes[name])
                 handle.set_marker(self.marks[name] if marked else "")
                 if not ours:
                     handle.set(markerfacecolor="none", linestyle=":", markersize=6)
