@@ -9,8 +9,10 @@ import hashlib
 import inspect
 import io
 import itertools
+import math
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -22,7 +24,9 @@ from PIL import Image
 
 from dpbench.claims.computed import Style
 from dpbench.claims.draw import numeric
+from dpbench.report import legend as legends
 from dpbench.report import palette
+from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Series
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
@@ -60,7 +64,7 @@ STYLE: Any = {
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = inspect.getsource(inspect.getmodule(fingerprint) or palette) + inspect.getsource(palette)
+    program = "".join(map(inspect.getsource, (sys.modules[__name__], legends, palette)))
     return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
 
 
@@ -88,9 +92,7 @@ class _Drawing:
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
-        self.colours = palette.colours_of(picture.names, methods=picture.methods)
-        self.marks = palette.marks_of(picture.names)
-        self.dashes: Mapping[str, Any] = palette.dashes_of(picture.names, self.colours)
+        self.looks = palette.looks_of(picture.names, methods=picture.methods)
         title = textwrap.wrap(picture.title, LETTERS)
         subtitle = textwrap.wrap(picture.subtitle, LETTERS + 14)
         count = len(picture.panels)
@@ -99,7 +101,7 @@ class _Drawing:
         height = self._height(columns)
         top = 0.1 + 0.15 * len(title) + 0.13 * len(subtitle) + 0.12
         head, foot = (0.2 if count > 1 else 0.05), self._foot()
-        legend = self._legend_rows()
+        legend = rows_of(picture, self.looks, WIDTH - 0.2)
         total = top + rows * (head + height + foot) + 0.16 * len(legend) + 0.1
         self.figure = Figure(figsize=(WIDTH, total), facecolor="white")
         self.total = total
@@ -154,7 +156,7 @@ class _Drawing:
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.margins(x=0.06, y=0.1)
-        values = [y for series in plot.series for y in series.curve.y]
+        values = [y for series in plot.series for y in series.curve.y if math.isfinite(y)]
         if not values:
             axes.text(0.5, 0.5, "no number yet", transform=axes.transAxes, ha="center", color="#999999")
             axes.set_yticks([])
@@ -196,7 +198,7 @@ class _Drawing:
 
     def _series(self, axes: Axes, series: Series) -> None:
         curve = series.curve
-        colour, mark = self.colours[curve.name], self.marks[curve.name]
+        colour, mark, dashes = self.looks[curve.name]
         if curve.style == Style.BARS:
             axes.bar(curve.x, curve.y, color=colour, width=_bar_width(curve.x), alpha=0.7)
             return
@@ -207,8 +209,8 @@ class _Drawing:
             how |= {"linestyle": ":" if joined else "none", "linewidth": 0.7, "zorder": 2}
             axes.plot(curve.x, curve.y, **how)
             return
-        how |= {"linestyle": self.dashes[curve.name] if joined else "none", "zorder": 3}
-        if not series.band and (curve.style == Style.MARKS or len(curve.x) <= 40):
+        how |= {"linestyle": dashes if joined else "none", "zorder": 3}
+        if series.marked:
             how["marker"] = mark
         axes.plot(curve.x, curve.y, **how)
         if series.spread is None:
@@ -236,45 +238,6 @@ class _Drawing:
         bar = self.figure.colorbar(image, cax=self.figure.add_axes(beside))
         bar.set_label(panel.label)
         bar.outline.set_visible(False)
-
-    def _entries(self) -> list[tuple[Line2D, str]]:
-        """What the legend tells: each line, and hollow from filled marks where both kinds are there."""
-        series = [
-            one for panel in self.picture.panels if isinstance(panel, Plot) for one in panel.series if one.curve.x
-        ]
-        entries = []
-        ours = any(not one.curve.printed for one in series)
-        if len(self.picture.names) > 1 or self.picture.methods:
-            for name in dict.fromkeys(one.curve.name for one in series):
-                of_name = [one for one in series if one.curve.name == name]
-                marked = any(not one.band for one in of_name)
-                handle = Line2D([], [], color=self.colours[name], markersize=4)
-                handle.set_linestyle(self.dashes[name])
-                handle.set_marker(self.marks[name] if marked else "")
-                if not ours:
-                    handle.set(markerfacecolor="none", linestyle=":", markersize=6)
-                entries.append((handle, name))
-        if any(one.curve.printed for one in series):
-            hollow = Line2D([], [], color=palette.BASELINE, linestyle="none", marker="o", markersize=6)
-            hollow.set_markerfacecolor("none")
-            entries.append((hollow, "printed"))
-            if ours:
-                filled = Line2D([], [], color=palette.BASELINE, marker="o", markersize=3.5)
-                entries.append((filled, "ours"))
-        return entries
-
-    def _legend_rows(self) -> list[list[tuple[Line2D, str]]]:
-        """Entries in rows that the width holds."""
-        rows: list[list[tuple[Line2D, str]]] = []
-        used = 0.0
-        for handle, name in self._entries():
-            width = 0.42 + 0.06 * len(name)
-            if not rows or used + width > WIDTH - 0.2:
-                rows.append([])
-                used = 0.0
-            rows[-1].append((handle, name))
-            used += width
-        return rows
 
     def _legend(self, rows: Sequence[Sequence[tuple[Line2D, str]]], y: float) -> None:
         for row in rows:
