@@ -183,6 +183,16 @@ def test_a_map_has_colours_for_the_cells_that_are_there(tmp_path):
     assert np.isnan(data).sum() == 28
 
 
+def test_long_labels_of_a_map_stand_upright_within_the_picture(tmp_path):
+    artefact = load_artefact(PAPERS / "disk" / "figure_8a.yaml")
+    record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[40.0]], [1.0])
+    figure = draw(picture(artefact, Evidence(tmp_path, digest)))
+    labels = figure.axes[0].get_xticklabels()
+    assert {label.get_rotation() for label in labels} == {90.0}
+    figure.canvas.draw()
+    assert figure.axes[0].get_tightbbox().y0 >= 0
+
+
 def test_spectra_of_recorded_gradients(tmp_path):
     """The gradient is one cosine, the noise none: power where the cosine is; behind the filter, times its gain."""
     artefact = load_artefact(PAPERS / "doppler" / "figure_2.yaml")
@@ -318,6 +328,7 @@ def test_axes_that_a_file_does_not_place_are_panels():
         ({"x": "eps", "lines": "algo"}, "draw.lines=algo: expected one of the axes"),
         ({"x": "eps", "lines": "eps"}, "draw=eps: expected each axis in one place"),
         ({"x": "eps", "y": "data", "lines": "method"}, "draw.lines=method: expected no lines in a map"),
+        ({"x": "epoch", "y": "data"}, "draw.y=data: expected one of the axes method, data, eps, where x is one too"),
         ({"x": "eps", "colour": "red"}, "draw.colour=red: expected one of the keys x, y, lines, panels"),
         ("eps", "draw=eps: expected a mapping with x, lines, panels or y, or none"),
     ],
