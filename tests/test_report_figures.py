@@ -240,6 +240,22 @@ def test_computed_panels_are_drawn_in_their_styles(tmp_path):
     assert [bar.get_height() for bar in second.patches] == [5.0, 6.0]
 
 
+def test_computed_panels_stand_behind_those_of_runs(tmp_path):
+    """The noise of a figure is computed, its accuracy trained."""
+    curve = Curve("ADP", (0.0, 10.0), (0.2, 0.1))
+    content = Computed(panels=(Panel("noise", Axis("step"), Axis("noise"), (curve,)),))
+    write_computed(path_of(tmp_path, "adp", "figure_1"), content, {})
+    alone = of_file("adp/figure_1", tmp_path)
+    assert [panel.title for panel in alone.panels] == ["noise"]
+    assert alone.subtitle == "not run yet; other curves computed"
+    artefact = load_artefact(PAPERS / "adp" / "figure_1.yaml")
+    record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[10.0, 20.0]], [0.0, 1.0])
+    both = of_file("adp/figure_1", tmp_path)
+    assert [panel.title for panel in both.panels] == ["", "noise"]
+    first, second = panels(draw(both))
+    assert first.lines[0].get_color() == second.lines[0].get_color()  # one method, one colour
+
+
 # Layout and colours.
 
 
