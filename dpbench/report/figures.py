@@ -30,9 +30,10 @@ from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Series
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
-LEFT, RIGHT = 0.5, 0.1
+LEFT, RIGHT = 0.5, 0.13
 PANEL = (1.35, 2.2)  # height of one panel among several, and of one alone
 LETTERS = 54  # of the title's size, that fit into the width
+PANEL_LETTERS = 27  # of a panel's title, where two stand side by side
 LETTER = 0.055  # inches, of a tick's label
 BAR = 0.6  # inches beside a map, for its scale
 PIXELS = 200  # to the inch, of a PNG
@@ -99,7 +100,7 @@ class _Drawing:
         rows = -(-count // columns)
         height = self._height(columns)
         top = 0.1 + 0.15 * len(title) + 0.13 * len(subtitle) + 0.12
-        head, foot = (0.2 if count > 1 else 0.05), self._foot()
+        head, foot = self._head(), self._foot()
         legend = rows_of(picture, self.looks, WIDTH - 0.2)
         total = top + rows * (head + height + foot) + 0.16 * len(legend) + 0.1
         self.figure = Figure(figsize=(WIDTH, total), facecolor="white")
@@ -118,9 +119,7 @@ class _Drawing:
             box = (left / WIDTH, 1 - (upper + height) / total, width / WIDTH, height / total)
             axes = self.figure.add_axes(box)
             if panel.title:
-                axes.set_title(
-                    "\n".join(textwrap.wrap(panel.title, 34 if columns == 2 else LETTERS)), loc="left", pad=3
-                )
+                axes.set_title("\n".join(self._title_of(panel)), loc="left", pad=3)
             if isinstance(panel, Map):
                 self._map(axes, panel)
             else:
@@ -132,6 +131,15 @@ class _Drawing:
         if isinstance(panel, Map):
             return max(1.2, 0.24 * len(panel.rows))
         return PANEL[columns == 1]
+
+    def _title_of(self, panel: Plot | Map) -> list[str]:
+        """The lines of a panel's title."""
+        return textwrap.wrap(panel.title, LETTERS if self.columns == 1 else PANEL_LETTERS)
+
+    def _head(self) -> float:
+        """Room for the titles above panels."""
+        lines = max(len(self._title_of(panel)) for panel in self.picture.panels)
+        return 0.08 + 0.12 * lines
 
     def _foot(self) -> float:
         """Room for the labels below a panel, which stand upright where there are many."""
