@@ -12,6 +12,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `derived` | the section that works out the `values` where the paper prints none; they are judged and counted apart |
 | `sparse` | true: only rows that `values` lists exist |
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
+| `draw` | x, lines, panels or y: by which axes a figure is laid out; x may be epoch, step or frequency; or none |
 | `needs` | weights, and hours of a run on a GPU as the specification estimates them |
 | `claims` | orders, trends and words beside the values; `printed: false` where the paper's numbers contradict them |
 | `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |
@@ -22,24 +23,29 @@ number (`metric: computed`) has settings of what computes it for overrides (`dpb
 <results_dir>/computed/<paper>/<artefact>.json by its place in words, such as "data MNIST, delta here".
 """
 
-from dpbench.claims.evidence import Evidence, Measured
+from dpbench.claims.evidence import Evidence, Measured, Run
 from dpbench.claims.load import load_all, load_artefact
 from dpbench.claims.needs import cost, needs_of
-from dpbench.claims.schema import PAPERS, Artefact, Cell, Kind
-from dpbench.claims.scorecard import Scorecard, judge, score
+from dpbench.claims.schema import PAPERS, Artefact, Cell, Claim, Kind
+from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine, judge, score
 from dpbench.claims.verdict import Finding, Outcome
 
 __all__ = [
     "PAPERS",
     "Artefact",
     "Cell",
+    "Claim",
     "Evidence",
     "Finding",
+    "JudgedCell",
+    "Judgement",
     "Kind",
     "Measured",
     "Outcome",
+    "Run",
     "Scorecard",
     "cost",
+    "examine",
     "judge",
     "load_all",
     "load_artefact",
