@@ -21,24 +21,29 @@ number is looked up in <results_dir>/computed/<paper>/<artefact>.json by its pla
 "data MNIST, delta here".
 """
 
-from dpbench.claims.evidence import Evidence, Measured
+from dpbench.claims.evidence import Evidence, Measured, Run
 from dpbench.claims.load import load_all, load_artefact
 from dpbench.claims.needs import cost, needs_of
-from dpbench.claims.schema import PAPERS, Artefact, Cell, Kind
-from dpbench.claims.scorecard import Scorecard, judge, score
+from dpbench.claims.schema import PAPERS, Artefact, Cell, Claim, Kind
+from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine, judge, score
 from dpbench.claims.verdict import Finding, Outcome
 
 __all__ = [
     "PAPERS",
     "Artefact",
     "Cell",
+    "Claim",
     "Evidence",
     "Finding",
+    "JudgedCell",
+    "Judgement",
     "Kind",
     "Measured",
     "Outcome",
+    "Run",
     "Scorecard",
     "cost",
+    "examine",
     "judge",
     "load_all",
     "load_artefact",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,25 @@ PERCENT = {"%": 100.0}
 
 
 @dataclass(frozen=True)
+class Run:
+    """A finished run behind a cell.
+
+    Attributes:
+        seed: of the run.
+        value: its number, in the unit of the printed one.
+        folder: its record.
+        eps: spent, by the ledger; None where the record doesn't say.
+        published_eps: that the publication's own arithmetic states; None where there is no such account.
+    """
+
+    seed: int
+    value: float
+    folder: Path
+    eps: float | None = None
+    published_eps: float | None = None
+
+
+@dataclass(frozen=True)
 class Measured:
     """What the runs of a cell came to.
 
@@ -29,6 +48,8 @@ class Measured:
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid".
         missing: whether a search has a configuration of which no run has finished yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
+        runs: those behind the values, in their order; none where a number is computed or quoted.
+        overrides: of these runs, the winner's in a search; None where a number is computed, quoted or not there yet.
     """
 
     values: tuple[float, ...]
@@ -36,6 +57,8 @@ class Measured:
     broken: Mapping[str, str]
     missing: bool = False
     overspent: float | None = None
+    runs: tuple[Run, ...] = ()
+    overrides: tuple[str, ...] | None = None
 
     @property
     def mean(self) -> float:
@@ -82,7 +105,7 @@ class Evidence:
             found.append(runs)
         winner = max(found, key=lambda runs: runs.values[0] if runs.values else -math.inf)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        return Measured(winner.values[: cell.seeds], cell.seeds, broken, overspent=winner.overspent)
+        return replace(winner, values=winner.values[: cell.seeds], runs=winner.runs[: cell.seeds], broken=broken)
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
@@ -93,7 +116,7 @@ class Evidence:
     def _runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
         digest = self.hash_of(overrides)
         folders = sorted((self.results_dir / "runs" / digest).glob("[0-9]*")) if digest else []
-        values: dict[int, float] = {}
+        runs: dict[int, Run] = {}
         broken: dict[str, str] = {}
         spent: list[float] = []
         for folder in folders:
@@ -103,12 +126,17 @@ class Evidence:
             summary = read_json(folder / "summary.json")
             value = _value(cell, summary)
             if status.get("status") == Status.FINISHED and value is not None:
-                values[int(folder.name)] = value
+                seed = int(folder.name)
+                runs[seed] = Run(
+                    seed, value, folder, _number(summary.get("eps")), _number(summary.get("published_eps"))
+                )
                 spent += _overspent(summary)
             elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
                 broken[str(folder)] = str(status["status"])
-        by_seed = tuple(values[seed] for seed in sorted(values))
-        return Measured(by_seed, cell.seeds, broken, overspent=max(spent, default=None))
+        by_seed = tuple(runs[seed] for seed in sorted(runs))
+        values = tuple(run.value for run in by_seed)
+        over = max(spent, default=None)
+        return Measured(values, cell.seeds, broken, overspent=over, runs=by_seed, overrides=overrides if runs else None)
 
 
 def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
@@ -120,6 +148,11 @@ def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
         return None
     value = 1 - entry if cell.metric == "test_error" else float(entry)
     return value * PERCENT.get(cell.unit, 1.0)
+
+
+def _number(entry: Any) -> float | None:
+    """A number of a record, which may be "inf"."""
+    return None if entry is None else float(entry)
 
 
 def _overspent(summary: Mapping[str, Any]) -> list[float]:

@@ -1,4 +1,4 @@
-"""All verdicts, counted: per artefact, per paper and overall."""
+"""All verdicts: on one artefact, cell by cell, and counted: per artefact, per paper and overall."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpbench.claims.evidence import Evidence, Measured
-from dpbench.claims.schema import Artefact, Cell, Kind, Order, Trend, Words
-from dpbench.claims.verdict import Finding, Outcome, judge_order, judge_trend, judge_value, judge_words
+from dpbench.claims.pairs import sources
+from dpbench.claims.schema import Artefact, Cell, Claim, Kind, Order, Trend, Words
+from dpbench.claims.verdict import Finding, Measure, Outcome, judge_order, judge_trend, judge_value, judge_words
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,50 @@ class Scorecard:
         return {name: Scorecard(tuple(found)) for name, found in groups.items()}
 
 
-def judge(artefact: Artefact, evidence: Evidence) -> tuple[Finding, ...]:
-    """The verdicts on all that an artefact claims: its printed values, then its orders, trends and words."""
+@dataclass(frozen=True)
+class JudgedCell:
+    """A cell with what was found.
+
+    Attributes:
+        cell: the cell.
+        parts: what its runs came to; two where it is the difference of two cells, none where it is quoted or the
+            artefact is not reproducible.
+        finding: the verdict; None where nothing is printed.
+    """
+
+    cell: Cell
+    parts: tuple[Measured, ...]
+    finding: Finding | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All that was found about an artefact.
+
+    Attributes:
+        cells: in the order of the artefact.
+        claims: its orders, trends and words, with their verdicts.
+        whole: the one finding about an artefact that is not reproducible; None for others.
+    """
+
+    cells: tuple[JudgedCell, ...]
+    claims: tuple[tuple[Claim, Finding], ...]
+    whole: Finding | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those on its printed values, then those on its claims."""
+        if self.whole is not None:
+            return (self.whole,)
+        values = [judged.finding for judged in self.cells if judged.finding is not None]
+        return (*values, *(finding for _, finding in self.claims))
+
+
+def examine(artefact: Artefact, evidence: Evidence) -> Judgement:
+    """What the records say about an artefact, cell by cell and claim by claim; each cell is looked up once."""
     if artefact.kind == Kind.NOT_REPRODUCIBLE:
-        return (Finding(artefact.where, artefact.title, Outcome.NOT_RUN, f"not reproducible: {artefact.reason}"),)
+        whole = Finding(artefact.where, artefact.title, Outcome.NOT_RUN, f"not reproducible: {artefact.reason}")
+        return Judgement(tuple(JudgedCell(cell, (), None) for cell in artefact.cells), (), whole)
     known: dict[int, Measured] = {}
 
     def measure(cell: Cell) -> Measured:
@@ -56,17 +97,26 @@ def judge(artefact: Artefact, evidence: Evidence) -> tuple[Finding, ...]:
             known[id(cell)] = evidence.measure(artefact, cell)
         return known[id(cell)]
 
-    values = [judge_value(artefact, cell, measure) for cell in artefact.cells]
-    findings = [finding for finding in values if finding is not None]
-    for claim in artefact.claims:
-        match claim:
-            case Order():
-                findings.append(judge_order(artefact, claim, measure))
-            case Trend():
-                findings.append(judge_trend(artefact, claim, measure))
-            case Words():
-                findings.append(judge_words(artefact, claim))
-    return tuple(findings)
+    cells = []
+    for cell in artefact.cells:
+        parts = () if cell.quoted is not None else tuple(measure(part) for part in sources(artefact, cell))
+        cells.append(JudgedCell(cell, parts, judge_value(artefact, cell, measure)))
+    return Judgement(tuple(cells), tuple((claim, _judge_claim(artefact, claim, measure)) for claim in artefact.claims))
+
+
+def _judge_claim(artefact: Artefact, claim: Claim, measure: Measure) -> Finding:
+    match claim:
+        case Order():
+            return judge_order(artefact, claim, measure)
+        case Trend():
+            return judge_trend(artefact, claim, measure)
+        case Words():
+            return judge_words(artefact, claim)
+
+
+def judge(artefact: Artefact, evidence: Evidence) -> tuple[Finding, ...]:
+    """The verdicts on all that an artefact claims: its printed values, then its orders, trends and words."""
+    return examine(artefact, evidence).findings
 
 
 def score(artefacts: Iterable[Artefact], evidence: Evidence) -> Scorecard:

@@ -1,0 +1,226 @@
+"""One artefact as tables, figures and pages show it: printed, ours and verdict at every place, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from dpbench.claims import Artefact, Cell, Claim, Evidence, Finding, Judgement, Measured, Outcome, Run, examine
+from dpbench.claims.computed import Computed, path_of, read_computed
+from dpbench.claims.needs import Requirement, of_artefact
+from dpbench.claims.notation import Labels, Printed
+from dpbench.report.selection import selection_of
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a grid.
+
+    Attributes:
+        cell: what is claimed there.
+        parts: what the runs of the cell came to; two where it is the difference of two cells, none where it is quoted
+            or the artefact is not reproducible.
+        finding: the verdict on the printed number; None where nothing is printed, or for an artefact that is not
+            reproducible.
+    """
+
+    cell: Cell
+    parts: tuple[Measured, ...]
+    finding: Finding | None
+
+    @property
+    def value(self) -> float | None:
+        """Our number: the mean over runs, or the difference of two means; None where there is none yet."""
+        if not self.parts or not all(part.values for part in self.parts):
+            return None
+        first, *second = (part.mean for part in self.parts)
+        return first - sum(second)
+
+    @property
+    def spread(self) -> float | None:
+        """Sample standard deviation over runs (of a difference: of independent runs); None for fewer than two."""
+        spreads = [part.spread for part in self.parts if part.spread is not None]
+        return math.hypot(*spreads) if spreads and len(spreads) == len(self.parts) else None
+
+    @property
+    def count(self) -> int:
+        """How many runs our number is the mean of; of a difference the smaller number of both."""
+        return min((len(part.values) for part in self.parts), default=0)
+
+    @property
+    def wanted(self) -> int:
+        """How many runs the cell asks for."""
+        return self.cell.seeds
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The runs behind our number, with their seeds and folders."""
+        return tuple(run for part in self.parts for run in part.runs)
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """How runs ended that count for nothing, by their folders."""
+        return {folder: how for part in self.parts for folder, how in part.broken.items()}
+
+    @property
+    def computed(self) -> bool:
+        """Whether the number is computed, and has no runs."""
+        return self.cell.metric == "computed"
+
+    @property
+    def printed(self) -> str:
+        """The number as the paper has it; a dash where it prints none."""
+        return NOTHING if self.cell.printed is None else printed_text(self.cell.printed)
+
+    @property
+    def ours(self) -> str:
+        """Mean ± sample standard deviation (number of runs); a dash, or how runs ended, where there is none."""
+        value = self.value
+        if value is None:
+            ended = sorted(set(self.broken.values()))
+            return ", ".join(ended) if ended else NOTHING
+        text = number(value, self.cell.unit)
+        if self.computed:
+            return text
+        if self.spread is not None:
+            text += f" ± {number(self.spread, self.cell.unit)}"
+        of = "" if self.count >= self.wanted else f" of {self.wanted}"
+        return f"{text} (n = {self.count}{of})"
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in words; a dash where nothing is printed to compare with."""
+        return NOTHING if self.finding is None else str(self.finding.outcome)
+
+    @property
+    def remark(self) -> str | None:
+        """Which eps was really spent, where that is more than the one asked for; None where it isn't."""
+        over = [part.overspent for part in self.parts if part.overspent is not None]
+        return f"spends eps {max(over):.4g}" if over else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table or figure with all that was found about it.
+
+    Attributes:
+        artefact: what the paper has.
+        rows: labels on the row axes, of every row that has a cell; one row without labels where there are no row axes.
+        columns: likewise.
+        entries: by labels of row and column; places that the artefact lacks are missing.
+        judgement: all findings.
+        computed: numbers, panels and remarks of a computed artefact; None where it is trained or not computed yet.
+    """
+
+    artefact: Artefact
+    rows: tuple[Labels, ...]
+    columns: tuple[Labels, ...]
+    entries: Mapping[tuple[Labels, Labels], Entry]
+    judgement: Judgement
+    computed: Computed | None
+
+    @property
+    def row_axes(self) -> Labels:
+        """Names of the row axes, one for each label of a row."""
+        return tuple(self.artefact.rows)
+
+    @property
+    def column_axes(self) -> Labels:
+        """Names of the column axes."""
+        return tuple(self.artefact.columns)
+
+    def at(self, row: Labels, column: Labels) -> Entry | None:
+        """The entry at a place; None where the artefact has none."""
+        return self.entries.get((row, column))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All verdicts: on values, then on claims."""
+        return self.judgement.findings
+
+    @property
+    def claims(self) -> tuple[tuple[Claim, Finding], ...]:
+        """Orders, trends and words with their verdicts; `claim.printed`: whether the paper bears them out."""
+        return self.judgement.claims
+
+    @property
+    def whole(self) -> Finding | None:
+        """The one finding about an artefact that is not reproducible."""
+        return self.judgement.whole
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether there is any number of ours."""
+        return self.computed is not None or any(entry.value is not None for entry in self.entries.values())
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of all entries; None where they differ."""
+        units = {entry.cell.unit for entry in self.entries.values()}
+        return units.pop() if len(units) == 1 else None
+
+    @cached_property
+    def needs(self) -> Requirement:
+        """What all runs take: `in_words()` says it in a line."""
+        return of_artefact(self.artefact)
+
+    @property
+    def selection(self) -> tuple[str, ...]:
+        """How the numbers are chosen: at which evaluation, among how many configurations, on which data."""
+        return selection_of(self.artefact)
+
+    @property
+    def command(self) -> str:
+        """What reproduces the artefact."""
+        return f"python -m dpbench.reproduce paper={self.artefact.paper} artefact={self.artefact.name}"
+
+    @property
+    def open(self) -> int:
+        """How many findings wait for runs."""
+        return sum(finding.outcome in (Outcome.NOT_RUN, Outcome.TOO_FEW_SEEDS) for finding in self.findings)
+
+
+def build_grid(artefact: Artefact, evidence: Evidence) -> Grid:
+    """Everything to show about an artefact, from the records as they are now."""
+    judgement = examine(artefact, evidence)
+    entries = {
+        (judged.cell.row, judged.cell.column): Entry(judged.cell, judged.parts, judged.finding)
+        for judged in judgement.cells
+    }
+    return Grid(
+        artefact=artefact,
+        rows=tuple(dict.fromkeys(row for row, _ in entries)),
+        columns=_in_order(artefact, {column for _, column in entries}),
+        entries=entries,
+        judgement=judgement,
+        computed=read_computed(path_of(evidence.results_dir, artefact.paper, artefact.name)),
+    )
+
+
+def _in_order(artefact: Artefact, columns: set[Labels]) -> tuple[Labels, ...]:
+    """Columns as the axes list them; a row that lacks some must not change their order."""
+    places = [{label: place for place, label in enumerate(labels)} for labels in artefact.columns.values()]
+
+    def place(column: Labels) -> list[int]:
+        return [of_axis[label] for of_axis, label in zip(places, column, strict=True)]
+
+    return tuple(sorted(columns, key=place))
+
+
+def number(value: float, unit: str) -> str:
+    """A number of ours: per cents and points with two decimals, others with four digits."""
+    return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"
+
+
+def printed_text(printed: Printed) -> str:
+    """A number with all that the paper prints about it."""
+    text = f"{printed.value:.6g}"
+    if printed.spread is not None:
+        text += f" ± {printed.spread:.6g}"
+    if printed.best is not None:
+        text += f" ({printed.best:.6g})"
+    return text if printed.times is None else f"{text} x {printed.times}"
