@@ -164,7 +164,7 @@ class _Parser:
 
 
 def _upright(kind: str, text: str) -> str:
-    """Words, whose spaces count in \\text alone."""
+    """Words, upright; only in ``text`` do their spaces count."""
     if kind == "mathrm":
         return f'<mi mathvariant="normal">{escape(text)}</mi>'
     return f"<mtext>{escape(text).replace(' ', chr(0xA0))}</mtext>"
