@@ -74,7 +74,7 @@ class _Parser:
 
     def _row(self, closing: str | None) -> str:
         """Elements until a closing bracket or the end, as one <mrow>."""
-        found = []
+        found: list[str] = []
         while (token := self._peek()) is not None and token != "}":
             if token == r"\textstyle":  # for all that follows
                 self.place += 1
@@ -96,7 +96,7 @@ class _Parser:
             return base
         limits = first in (r"\sum", *(f"\\{name}" for name in WITH_LIMITS))
         kinds = ("munder", "mover", "munderover") if limits else ("msub", "msup", "msubsup")
-        kind = kinds[2 if len(scripts) == 2 else "_^".index(*scripts)]
+        kind = kinds[2 if len(scripts) == 2 else int("^" in scripts)]
         return f"<{kind}>{base}{''.join(scripts[mark] for mark in '_^' if mark in scripts)}</{kind}>"
 
     def _number(self) -> str:

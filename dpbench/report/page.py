@@ -13,10 +13,10 @@ from markupsafe import Markup
 from dpbench.claims import PAPERS, Artefact, Evidence
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
-from dpbench.report.curve import learning_curve
 from dpbench.report.grid import Grid, build_grid
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
+from dpbench.report.run_curve import learning_curve
 from dpbench.report.runs import Configuration, read_runs
 from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard
 from dpbench.tracking.record import write_atomically

@@ -16,8 +16,8 @@ from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
 from dpbench.privacy.guarantee import ACCOUNTS, difference, promise
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.report.curve import Points
 from dpbench.report.grid import Grid
+from dpbench.report.run_curve import Points
 from dpbench.tracking.record import read_json
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it

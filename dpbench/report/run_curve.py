@@ -25,9 +25,8 @@ def learning_curve(curves: Sequence[Points], name: str, unit: str, *, merged: bo
         unit: of the number, or nothing.
         merged: draw one line, the mean of all, instead.
     """
-    drawn = [found for curve in curves if (found := _finite(curve))]
-    if merged:
-        drawn = _mean(drawn)
+    finite = [found for curve in curves if (found := _finite(curve))]
+    drawn = _mean(finite) if merged else finite
     if not drawn:
         return None
     last = max(epoch for curve in drawn for epoch, _ in curve)
@@ -58,11 +57,11 @@ def learning_curve(curves: Sequence[Points], name: str, unit: str, *, merged: bo
     )
 
 
-def _finite(curve: Points) -> list[tuple[float, float]]:
+def _finite(curve: Points) -> Points:
     return [(epoch, value) for epoch, value in curve if math.isfinite(epoch) and math.isfinite(value)]
 
 
-def _mean(curves: Sequence[Points]) -> list[Points]:
+def _mean(curves: Sequence[Points]) -> Sequence[Points]:
     """The mean curve, as far as the shortest goes."""
     together = list(zip(*curves, strict=False))
     return [[(fmean(e for e, _ in at), fmean(v for _, v in at)) for at in together]] if together else []
