@@ -65,7 +65,7 @@ def test_every_equation_of_the_methods_is_understood_and_loses_nothing():
     for path in sorted(DOCS.glob("*.md")):
         for tex in EQUATION.findall(path.read_text()):
             shown = "".join(ET.fromstring(mathml(tex)).itertext())
-            plain = re.sub(r"\\(begin|end)\{aligned\}|\\(?!text|mathrm)[a-zA-Z]+|\\text|\\mathrm", " ", tex)
+            plain = re.sub(r"\\(begin|end)\{aligned\}|\\(?!text\b|mathrm\b)[a-zA-Z]+|\\text\b|\\mathrm\b", " ", tex)
             for letter in "abcdefghijklmnopqrstuvwxyz0123456789":
                 names = "".join(re.findall(r"\\(arg|exp|log|max|min)(?![a-zA-Z])", tex))
                 # An indicator's 1 is a letter of its own.
