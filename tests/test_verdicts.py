@@ -181,7 +181,7 @@ def test_a_run_that_ended_badly_does_not_count(world, status):
     folder = world.run("dataset=digits algo=disk eps=1", 2, 60, status)
     finding = judge(world.artefact(), world.evidence)[0]
     assert finding.outcome == Outcome.FAILED
-    assert finding.detail == f"{status} ({folder})"
+    assert finding.detail == f"{status} ({folder.relative_to(world.results)})"
 
 
 def test_enough_runs_make_up_for_one_that_failed(world):

@@ -11,6 +11,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `values` | the numbers as printed, a table as text; or "not printed" |
 | `sparse` | true: only rows that `values` lists exist |
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
+| `draw` | x, lines, panels or y: by which axes a figure is laid out; x may be epoch, step or frequency; or none |
 | `needs` | weights, and hours of a run on a GPU as the specification estimates them |
 | `claims` | orders, trends and words beside the values; `printed: false` where the paper's numbers contradict them |
 | `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |

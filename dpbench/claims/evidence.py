@@ -124,7 +124,7 @@ class Evidence:
                 continue  # the second attempt at a run, beside the record of the first
             status = read_json(folder / "status.json")
             summary = read_json(folder / "summary.json")
-            value = _value(cell, summary)
+            value = number_of(cell, summary)
             if status.get("status") == Status.FINISHED and value is not None:
                 seed = int(folder.name)
                 runs[seed] = Run(
@@ -139,9 +139,9 @@ class Evidence:
         return Measured(values, cell.seeds, broken, overspent=over, runs=by_seed, overrides=overrides if runs else None)
 
 
-def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
-    """The number of one run in the unit of the cell; None where the record has none."""
-    entry: Any = summary.get(ACCURACY if cell.metric == "test_error" else cell.metric)
+def number_of(cell: Cell, record: Mapping[str, Any]) -> float | None:
+    """The number of a cell in its unit, of a run's summary or of one evaluation; None where the record has none."""
+    entry: Any = record.get(ACCURACY if cell.metric == "test_error" else cell.metric)
     if isinstance(entry, dict):
         entry = entry.get("final" if cell.statistic == "last" else "best")
     if not isinstance(entry, (int, float)) or not math.isfinite(entry):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpbench.claims.draw import Draw, default_draw, parse_draw
 from dpbench.claims.notation import BETWEEN, Labels, Overrides, Printed, parse_grid, parse_overrides, parse_printed
 from dpbench.claims.pairs import check_claims
 from dpbench.claims.schema import PAPERS, STATISTICS, Artefact, Cell, Claim, Kind, Needs, Order, Tolerance, Trend, Words
@@ -17,7 +18,7 @@ from dpbench.errors import UserError, require
 NOT_PRINTED = "not printed"
 KEYS = {
     "title", "kind", "reason", "source", "metric", "unit", "statistic", "seeds", "tolerance", "needs", "common", "rows",
-    "columns", "values", "sparse", "where", "each", "claims", "deviations", "readings",
+    "columns", "values", "sparse", "where", "each", "claims", "deviations", "readings", "draw",
 }  # fmt: skip
 # What a line of `where` may say about the cells that it names.
 RULES = {"set", "absent", "quoted", "minus", "metric", "unit", "statistic", "points", "weights", "hours", "source"}
@@ -105,9 +106,17 @@ class _Reader:
             claims=tuple(claims),
             deviations=tuple(str(line) for line in content.get("deviations") or []),
             readings=readings,
+            draw=self._draw(trained),
         )
         check_claims(artefact)
         return artefact
+
+    def _draw(self, trained: bool) -> Draw | None:
+        require(trained or "draw" not in self.content, "draw", self.content.get("draw"), "no such key unless trained")
+        axes = {axis: tuple(labels) for axis, labels in {**self.rows, **self.columns}.items()}
+        if not trained:
+            return None
+        return parse_draw(self.content["draw"], axes) if "draw" in self.content else default_draw(axes)
 
     def _text(self, key: str) -> str:
         value = self.content.get(key)

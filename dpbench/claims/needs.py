@@ -34,7 +34,7 @@ class Requirement:
         if self.hours is None:
             parts.append("GPU time not estimated")
         else:
-            least, most = (f"{hours:.3g}" for hours in self.hours)
+            least, most = (f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}" for hours in self.hours)
             span = f"{least} GPU hours" if least == most else f"{least} to {most} GPU hours"
             parts.append(span if not self.unknown else f"{span} for {self.runs - self.unknown} of them")
         return "; ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from dpbench.errors import UserError, require
@@ -31,12 +31,14 @@ class Printed:
         spread: what stands behind ±, taken for the standard deviation over runs; None where nothing does.
         best: the best of several runs, where it is printed in brackets.
         times: factor printed behind it, such as the number of grid points that a time is multiplied by.
+        text: all of it as it is printed, with its zeros.
     """
 
     value: float
     spread: float | None = None
     best: float | None = None
     times: int | None = None
+    text: str = field(default="", compare=False)
 
 
 def parse_overrides(text: str, field: str) -> Overrides:
@@ -74,6 +76,7 @@ def parse_printed(text: str, field: str) -> Printed | None:
         None if spread is None else float(spread),
         None if best is None else float(best),
         None if times is None else int(times),
+        text,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dpbench.claims.draw import Draw
 from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
 from dpbench.errors import require
 
@@ -222,6 +223,7 @@ class Artefact:
         claims: beside those that the printed numbers are.
         deviations: where runs do something else than the paper, with the reference.
         readings: what the paper leaves open, by reference to the specification.
+        draw: how its picture is laid out; None where there is none to be made of records.
     """
 
     paper: str
@@ -237,6 +239,7 @@ class Artefact:
     claims: tuple[Claim, ...]
     deviations: tuple[str, ...]
     readings: Mapping[str, str]
+    draw: Draw | None = None
 
     @property
     def where(self) -> str:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
@@ -186,7 +187,9 @@ def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequ
     broken = {folder: how for _, one in short for folder, how in one.broken.items()}
     unstarted = [cell for cell, one in short if not one.values or one.missing]
     if broken:
-        detail = ", ".join(f"{how} ({folder})" for folder, how in sorted(broken.items())[:3])
+        # Folders as seen from the results, which are read elsewhere than they were made.
+        told = [f"{how} ({'/'.join(Path(folder).parts[-3:])})" for folder, how in sorted(broken.items())]
+        detail = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
         return Finding(artefact.where, claim, Outcome.FAILED, detail)
     if unstarted:
         computed = all(cell.metric == "computed" for cell in unstarted)

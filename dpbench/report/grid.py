@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dpbench.claims import Artefact, Cell, Claim, Evidence, Finding, Judgement, Measured, Outcome, Run, examine
+from dpbench.claims import Artefact, Cell, Claim, Evidence, Finding, Judgement, Kind, Measured, Outcome, Run, examine
 from dpbench.claims.computed import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
-from dpbench.claims.notation import Labels, Printed
+from dpbench.claims.notation import Labels
 from dpbench.report.selection import selection_of
 
 NOTHING = "–"
@@ -74,7 +74,7 @@ class Entry:
     @property
     def printed(self) -> str:
         """The number as the paper has it; a dash where it prints none."""
-        return NOTHING if self.cell.printed is None else printed_text(self.cell.printed)
+        return NOTHING if self.cell.printed is None else self.cell.printed.text
 
     @property
     def ours(self) -> str:
@@ -164,9 +164,9 @@ class Grid:
         return units.pop() if len(units) == 1 else None
 
     @cached_property
-    def needs(self) -> Requirement:
-        """What all runs take: `in_words()` says it in a line."""
-        return of_artefact(self.artefact)
+    def needs(self) -> Requirement | None:
+        """What all runs take, `in_words()` in a line; None for what is not trained."""
+        return of_artefact(self.artefact) if self.artefact.kind == Kind.TRAINED else None
 
     @property
     def selection(self) -> tuple[str, ...]:
@@ -214,13 +214,3 @@ def _in_order(artefact: Artefact, columns: set[Labels]) -> tuple[Labels, ...]:
 def number(value: float, unit: str) -> str:
     """A number of ours: per cents and points with two decimals, others with four digits."""
     return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"
-
-
-def printed_text(printed: Printed) -> str:
-    """A number with all that the paper prints about it."""
-    text = f"{printed.value:.6g}"
-    if printed.spread is not None:
-        text += f" ± {printed.spread:.6g}"
-    if printed.best is not None:
-        text += f" ({printed.best:.6g})"
-    return text if printed.times is None else f"{text} x {printed.times}"

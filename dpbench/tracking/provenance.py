@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,10 @@ def _version(package: str) -> str | None:
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Commit, versions and device of a run that starts now."""
+    """Time, commit, versions and device of a run that starts now."""
     changes = _git("status", "--porcelain", "--untracked-files=no")
     return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": None if changes is None else bool(changes),
         "command": sys.argv,

@@ -124,6 +124,41 @@ def open_tracker(
     return Tracker(start, say)
 
 
+def log_once(
+    settings: TrackerSettings,
+    results_dir: Path,
+    *,
+    job_type: str,
+    name: str,
+    content: Callable[[], dict[str, Any]],
+    say: Callable[[str], object],
+) -> bool:
+    """A W&B run that logs one set of things and ends, in the sweep's group.
+
+    Args:
+        settings: of the tracker.
+        results_dir: where W&B keeps what it records offline.
+        job_type: what kind of run it is.
+        name: of the run.
+        content: makes what is logged, by name; called only where W&B records.
+        say: told of a failure.
+
+    Returns:
+        Whether W&B records.
+    """
+    mode, _ = choose_mode(settings)
+    if mode == "disabled":
+        return False
+
+    def start() -> Any:
+        run = _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags))
+        run.log(content())
+        return run
+
+    Tracker(start, say).finish({}, succeeded=True)
+    return True
+
+
 def log_table(
     settings: TrackerSettings,
     results_dir: Path,
@@ -134,18 +169,13 @@ def log_table(
     say: Callable[[str], object],
 ) -> None:
     """The accuracy table of a sweep, as a W&B run of its own in the sweep's group."""
-    mode, _ = choose_mode(settings)
-    if mode == "disabled":
-        return
 
-    def start() -> Any:
+    def content() -> dict[str, Any]:
         import wandb
 
-        run = _init(settings, results_dir, mode, "table", name, {}, list(settings.tags))
-        run.log({"accuracy": wandb.Table(columns=list(columns), data=rows)})
-        return run
+        return {"accuracy": wandb.Table(columns=list(columns), data=rows)}
 
-    Tracker(start, say).finish({}, succeeded=True)
+    log_once(settings, results_dir, job_type="table", name=name, content=content, say=say)
 
 
 def _init(

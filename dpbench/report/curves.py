@@ -1,0 +1,117 @@
+"""Curves over the course of runs: learning curves from metrics.jsonl, spectra from gradients.npz."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from dpbench.claims import Cell, Run
+from dpbench.claims.evidence import number_of
+from dpbench.spectra import frequency_response, spectrum
+
+# So many frequencies are drawn; the powers between two of them are averaged.
+FREQUENCIES = 200
+
+Values = tuple[float, ...]
+
+
+class Learning(NamedTuple):
+    """A learning curve.
+
+    Attributes:
+        x: epochs or steps.
+        mean: over the runs, in the unit of the cell.
+        spread: sample standard deviation at each x; None for one run.
+    """
+
+    x: Values
+    mean: Values
+    spread: Values | None
+
+
+class Spectra(NamedTuple):
+    """Powers, means over runs.
+
+    Attributes:
+        frequencies: in cycles per step, positive.
+        signal: of the gradients before noise.
+        noise: of what was added.
+        applied: of the private gradients behind the filter, in its steady state.
+    """
+
+    frequencies: Values
+    signal: Values
+    noise: Values
+    applied: Values
+
+
+def learning_curve(cell: Cell, runs: Sequence[Run], x: str) -> Learning | None:
+    """The number of a cell over the course of its runs, at the evaluations that all of them have.
+
+    Args:
+        cell: says which number, in which unit.
+        runs: of the cell.
+        x: "epoch" or "step".
+
+    Returns:
+        None where no record has the number at any evaluation.
+    """
+    courses = [course for course in (_course(cell, run.folder, x) for run in runs) if course]
+    if not courses:
+        return None
+    shared = sorted(set.intersection(*(set(course) for course in courses)))
+    columns = [[course[place] for course in courses] for place in shared]
+    spread = tuple(map(statistics.stdev, columns)) if len(courses) > 1 else None
+    return Learning(tuple(shared), tuple(map(statistics.fmean, columns)), spread)
+
+
+def _course(cell: Cell, folder: Path, x: str) -> dict[float, float]:
+    """The number at each evaluation of a run, by epoch or step."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        entries: dict[str, Any] = json.loads(line)
+        value = number_of(cell, entries)
+        if value is not None and x in entries:
+            found[float(entries[x])] = value
+    return found
+
+
+def power_spectra(runs: Sequence[Run]) -> Spectra | None:
+    """Spectra of the gradients that runs recorded; None where none of them did."""
+    found = [one for one in (_spectra(run.folder) for run in runs) if one is not None]
+    if not found:
+        return None
+    steps = min(len(powers[0]) for powers in found)
+    means = [np.mean([powers[i][:steps] for powers in found], axis=0) for i in range(4)]
+    return Spectra(*(_thinned(one) for one in means))
+
+
+def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
+    """Frequencies, and the powers of signal, noise and filtered gradients of one run."""
+    if not (folder / "gradients.npz").exists():
+        return None
+    with np.load(folder / "gradients.npz") as archive:
+        signal, observed = archive["signal"], archive["observed"]
+    frequencies, before = spectrum(signal)
+    seen = spectrum(observed).power
+    taps = yaml.safe_load((folder / "config.yaml").read_text()).get("filter", {})
+    gain = 1.0
+    if "b" in taps and "a" in taps:
+        gain = np.abs(frequency_response(taps["b"], taps["a"], frequencies)) ** 2
+    positive = frequencies > 0
+    return frequencies[positive], before[positive], spectrum(observed - signal).power[positive], (gain * seen)[positive]
+
+
+def _thinned(values: NDArray[np.float64]) -> Values:
+    return tuple(float(part.mean()) for part in np.array_split(values, min(FREQUENCIES, len(values))))

@@ -1,0 +1,294 @@
+"""Drawing: a picture becomes a matplotlib figure, its files have the same bytes for the same picture.
+
+Widths are those of a phone, so that letters keep their size there; all else scales up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+from dpbench.claims.computed import Style
+from dpbench.report import palette
+from dpbench.report.picture import Map, Picture, Plot, Series
+
+WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
+LEFT, RIGHT = 0.5, 0.1
+PANEL = (1.35, 2.2)  # height of one panel among several, and of one alone
+LETTERS = 62  # of the title's size, that fit into the width
+LETTER = 0.055  # inches, of a tick's label
+UPRIGHT = 8  # labels of a map; more stand upright
+BAR = 0.6  # inches beside a map, for its scale
+PIXELS = 200  # to the inch, of a PNG
+STYLE: Mapping[str, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that letters are the same everywhere
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    # Letters as outlines: a reader's machine may lack the font, and then labels would run into each other.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "dpbench",
+}
+
+
+def fingerprint(picture: Picture) -> str:
+    """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
+    program = inspect.getsource(inspect.getmodule(fingerprint) or palette) + inspect.getsource(palette)
+    return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
+
+
+def files_of(picture: Picture) -> tuple[bytes, bytes]:
+    """The picture as SVG, which holds the fingerprint, and as PNG."""
+    figure = draw(picture)
+    svg, png = io.BytesIO(), io.BytesIO()
+    with mpl.rc_context(dict(STYLE)):
+        description = {"Date": None, "Creator": None, "Title": picture.title, "Description": fingerprint(picture)}
+        FigureCanvasSVG(figure).print_svg(svg, metadata=description)
+        figure.set_dpi(PIXELS)
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None, "Title": picture.title})
+    return svg.getvalue(), png.getvalue()
+
+
+def draw(picture: Picture) -> Figure:
+    """The figure: title, panels in one or two columns, legend below them."""
+    with mpl.rc_context(dict(STYLE)):
+        return _Drawing(picture).figure
+
+
+class _Drawing:
+    """Lays out in inches from the top, for nothing may overlap whatever the number of lines of text."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.colours = palette.colours_of(picture.names, methods=picture.methods)
+        self.marks = palette.marks_of(picture.names)
+        self.dashes = palette.dashes_of(picture.names, self.colours)
+        title = textwrap.wrap(picture.title, LETTERS)
+        subtitle = textwrap.wrap(picture.subtitle, LETTERS + 6)
+        count = len(picture.panels)
+        self.columns = columns = 1 if count == 1 or isinstance(picture.panels[0], Map) else 2
+        rows = -(-count // columns)
+        height = self._height(columns)
+        top = 0.1 + 0.15 * len(title) + 0.13 * len(subtitle) + 0.12
+        head, foot = (0.2 if count > 1 else 0.05), self._foot()
+        legend = self._legend_rows()
+        total = top + rows * (head + height + foot) + 0.16 * len(legend) + 0.1
+        self.figure = Figure(figsize=(WIDTH, total), facecolor="white")
+        self.total = total
+        y = 0.1
+        for line in title:
+            y += 0.15
+            self._text(line, y, weight="bold", size=8)
+        for line in subtitle:
+            y += 0.13
+            self._text(line, y, color="#666666", size=6.8)
+        width = (WIDTH - columns * (LEFT + RIGHT)) / columns
+        for place, panel in enumerate(picture.panels):
+            left = (place % columns) * (LEFT + width + RIGHT) + LEFT
+            upper = top + (place // columns) * (head + height + foot) + head
+            box = (left / WIDTH, 1 - (upper + height) / total, width / WIDTH, height / total)
+            axes = self.figure.add_axes(box)
+            if panel.title:
+                axes.set_title(
+                    "\n".join(textwrap.wrap(panel.title, 34 if columns == 2 else LETTERS)), loc="left", pad=3
+                )
+            if isinstance(panel, Map):
+                self._map(axes, panel)
+            else:
+                self._plot(axes, panel)
+        self._legend(legend, top + rows * (head + height + foot))
+
+    def _height(self, columns: int) -> float:
+        panel = self.picture.panels[0]
+        if isinstance(panel, Map):
+            return max(1.2, 0.24 * len(panel.rows))
+        return PANEL[columns == 1]
+
+    def _foot(self) -> float:
+        """Room for the labels below a panel, which stand upright where there are many."""
+        panel = self.picture.panels[0]
+        if isinstance(panel, Map):
+            return 0.75 if len(panel.columns) > UPRIGHT else 0.42
+        lines = max((label.count("\n") for label in self._tick_labels(panel, 2)), default=0)
+        return 0.42 + 0.1 * lines
+
+    def _text(self, text: str, y: float, **how: Any) -> None:
+        self.figure.text(0.1 / WIDTH, 1 - y / self.total, text, va="baseline", ha="left", **how)
+
+    def _plot(self, axes: Axes, plot: Plot) -> None:
+        for series in plot.series:
+            if series.curve.x:
+                self._series(axes, series)
+        if plot.x.log:
+            axes.set_xscale("log")
+        if plot.y.log:
+            axes.set_yscale("log")
+        else:
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.margins(x=0.06, y=0.1)
+        values = [y for series in plot.series for y in series.curve.y]
+        if not values:
+            axes.text(0.5, 0.5, "no number yet", transform=axes.transAxes, ha="center", color="#999999")
+            axes.set_yticks([])
+        elif min(values) == max(values) and not plot.y.log:
+            axes.set_ylim(values[0] - (abs(values[0]) / 10 or 1), values[0] + (abs(values[0]) / 10 or 1))
+        if plot.ticks is not None:
+            axes.xaxis.set_major_locator(FixedLocator([place for place, _ in plot.ticks]))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xticklabels(self._tick_labels(plot, self.columns))
+            self._keep_in_view(axes, plot)
+        elif not plot.x.log:
+            if plot.from_zero:
+                axes.set_xlim(left=0, right=max((x for one in plot.series for x in one.curve.x), default=1) * 1.05)
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.set_xlabel(plot.x.label, labelpad=1.5)
+        axes.set_ylabel(plot.y.label, labelpad=2)
+
+    @staticmethod
+    def _tick_labels(plot: Plot, columns: int) -> list[str]:
+        """Names are cut into lines of the room that each has."""
+        ticks = [label for _, label in plot.ticks or ()]
+        room = int((WIDTH / columns - LEFT - RIGHT) / (LETTER * max(len(ticks), 1)))
+        if max(map(len, ticks), default=0) <= room:
+            return ticks
+        return ["\n".join(textwrap.wrap(label, max(room, 5))) for label in ticks]
+
+    @staticmethod
+    def _keep_in_view(axes: Axes, plot: Plot) -> None:
+        """All labels of the axis, also where no number is yet."""
+        places = [place for place, _ in plot.ticks or ()]
+        low, high = min(places), max(places)
+        if plot.x.log:
+            room = (high / low) ** 0.06
+            axes.set_xlim(low / room, high * room)
+        else:
+            room = 0.06 * (high - low) if all(series.joined for series in plot.series) else 0.5
+            axes.set_xlim(low - (room or 0.5), high + (room or 0.5))
+
+    def _series(self, axes: Axes, series: Series) -> None:
+        curve = series.curve
+        colour, mark = self.colours[curve.name], self.marks[curve.name]
+        if curve.style == Style.BARS:
+            axes.bar(curve.x, curve.y, color=colour, width=_bar_width(curve.x), alpha=0.7)
+            return
+        joined = curve.style in (Style.LINE, Style.STEPS) and series.joined
+        how: dict[str, Any] = {"color": colour, "drawstyle": "steps-post" if curve.style == Style.STEPS else "default"}
+        if curve.printed:
+            how |= {"marker": mark, "markerfacecolor": "none", "markersize": 6, "markeredgewidth": 0.9}
+            how |= {"linestyle": ":" if joined else "none", "linewidth": 0.7, "zorder": 2}
+            axes.plot(curve.x, curve.y, **how)
+            return
+        how |= {"linestyle": self.dashes[curve.name] if joined else "none", "zorder": 3}
+        if not series.band and (curve.style == Style.MARKS or len(curve.x) <= 40):
+            how["marker"] = mark
+        axes.plot(curve.x, curve.y, **how)
+        if series.spread is None:
+            return
+        if series.band:
+            low = [y - spread for y, spread in zip(curve.y, series.spread, strict=True)]
+            high = [y + spread for y, spread in zip(curve.y, series.spread, strict=True)]
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=1)
+        else:
+            axes.errorbar(
+                curve.x, curve.y, series.spread, fmt="none", ecolor=colour, elinewidth=0.8, capsize=1.8, capthick=0.8
+            )
+
+    def _map(self, axes: Axes, panel: Map) -> None:
+        values = [[float("nan") if value is None else value for value in row] for row in panel.values]
+        image = axes.imshow(values, cmap="cividis", aspect="auto", origin="lower", interpolation="nearest")
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(panel.columns)), panel.columns, rotation=90 if len(panel.columns) > UPRIGHT else 0)
+        axes.set_yticks(range(len(panel.rows)), panel.rows)
+        axes.set_xlabel(panel.x)
+        axes.set_ylabel(panel.y)
+        box = axes.get_position()
+        axes.set_position((box.x0, box.y0, box.width - BAR / WIDTH, box.height))
+        beside = (box.x1 - (BAR - 0.08) / WIDTH, box.y0, 0.1 / WIDTH, box.height)
+        bar = self.figure.colorbar(image, cax=self.figure.add_axes(beside))
+        bar.set_label(panel.label)
+        bar.outline.set_visible(False)  # type: ignore[operator]
+
+    def _entries(self) -> list[tuple[Line2D, str]]:
+        """What the legend tells: each line, and hollow from filled marks where both kinds are there."""
+        series = [
+            one for panel in self.picture.panels if isinstance(panel, Plot) for one in panel.series if one.curve.x
+        ]
+        entries = []
+        ours = any(not one.curve.printed for one in series)
+        if len(self.picture.names) > 1 or self.picture.methods:
+            for name in dict.fromkeys(one.curve.name for one in series):
+                of_name = [one for one in series if one.curve.name == name]
+                marked = any(not one.band for one in of_name)
+                handle = Line2D([], [], color=self.colours[name], linestyle=self.dashes[name], markersize=4)
+                handle.set_marker(self.marks[name] if marked else "")
+                if not ours:
+                    handle.set(markerfacecolor="none", linestyle=":", markersize=6)
+                entries.append((handle, name))
+        if any(one.curve.printed for one in series):
+            hollow = Line2D([], [], color=palette.BASELINE, linestyle="none", marker="o", markersize=6)
+            hollow.set_markerfacecolor("none")
+            entries.append((hollow, "printed"))
+            if ours:
+                filled = Line2D([], [], color=palette.BASELINE, marker="o", markersize=3.5)
+                entries.append((filled, "ours"))
+        return entries
+
+    def _legend_rows(self) -> list[list[tuple[Line2D, str]]]:
+        """Entries in rows that the width holds."""
+        rows: list[list[tuple[Line2D, str]]] = []
+        used = 0.0
+        for handle, name in self._entries():
+            width = 0.42 + 0.06 * len(name)
+            if not rows or used + width > WIDTH - 0.2:
+                rows.append([])
+                used = 0.0
+            rows[-1].append((handle, name))
+            used += width
+        return rows
+
+    def _legend(self, rows: Sequence[Sequence[tuple[Line2D, str]]], y: float) -> None:
+        for row in rows:
+            self.figure.legend(
+                [handle for handle, _ in row],
+                [name for _, name in row],
+                loc="upper left",
+                bbox_to_anchor=(0.02, 1 - y / self.total),
+                ncols=len(row),
+                frameon=False,
+                handlelength=1.8,
+                columnspacing=1.2,
+                borderpad=0,
+                borderaxespad=0,
+            )
+            y += 0.16
+
+
+def _bar_width(places: Sequence[float]) -> float:
+    ordered = sorted(places)
+    gaps = [second - first for first, second in itertools.pairwise(ordered)]
+    return 0.8 * min(gaps, default=1.0)

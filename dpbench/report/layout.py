@@ -1,0 +1,205 @@
+"""Laying a picture out: which numbers of an artefact are drawn where, from its grid and its records."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from dpbench.claims import Artefact, Cell
+from dpbench.claims.computed import Axis, Computed, Curve, Style
+from dpbench.claims.draw import FREQUENCY, METHODS, Draw, numeric
+from dpbench.claims.notation import Labels
+from dpbench.report.curves import Learning, learning_curve, power_spectra
+from dpbench.report.grid import Entry, Grid
+from dpbench.report.picture import Map, Picture, Plot, Series
+
+PAPERS = {"doppler": "DOPPLER", "disk": "DiSK", "adp": "ADP", "dp_pmlf": "DP-PMLF", "dc_sgd": "DC-SGD"}
+METRICS = {"bleu": "BLEU", "rouge_l": "ROUGE-L", "meteor": "METEOR", "nist": "NIST", "cider": "CIDEr"}
+# Labels closer than this part of the axis run into each other; then it is logarithmic, as eps and sizes are chosen.
+CLOSE = 0.1
+# How far apart the marks of all lines at one name are, of the distance between names.
+DODGE = 0.6
+DODGE_OF_TWO = 0.2
+
+
+def picture_of(grid: Grid) -> Picture | None:
+    """What is drawn of an artefact; None where there is neither a printed number nor one of ours, or no layout."""
+    artefact = grid.artefact
+    if grid.computed is not None and grid.computed.panels:
+        return _computed(artefact, grid.computed)
+    if artefact.draw is None:
+        return None
+    plots = tuple(_panels(grid, artefact.draw))
+    if not any(_drawn(plot) for plot in plots):
+        return None
+    wanted = [entry for entry in grid.entries.values() if entry.cell.runs]
+    there = [entry for entry in wanted if entry.value is not None]
+    return Picture(
+        title=title_of(artefact),
+        subtitle=_subtitle(artefact.draw, wanted, there),
+        panels=plots,
+        names=_names(plots),
+        methods=METHODS in artefact.draw.lines,
+    )
+
+
+def _computed(artefact: Artefact, computed: Computed) -> Picture:
+    plots = tuple(
+        Plot(panel.title, panel.x, panel.y, tuple(Series(curve) for curve in panel.curves)) for panel in computed.panels
+    )
+    return Picture(title_of(artefact), "computed", plots, _names(plots), methods=METHODS in artefact.axes)
+
+
+def title_of(artefact: Artefact) -> str:
+    """Paper, artefact and title."""
+    kind, number = artefact.name.split("_", 1)
+    return f"{PAPERS[artefact.paper]}, {kind.capitalize()} {number}: {artefact.title}"
+
+
+def _subtitle(draw: Draw, wanted: Sequence[Entry], there: Sequence[Entry]) -> str:
+    if not there:
+        return "not run yet: printed values only"
+    counts = sorted({entry.count for entry in there})
+    runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    several = f"mean ± standard deviation of {runs} runs" if counts[-1] > 1 else "one run each"
+    if draw.y is not None and counts[-1] > 1:
+        several = f"mean of {runs} runs"
+    missing = len(wanted) - len(there)
+    return several if not missing else f"{several}; {missing} of {len(wanted)} cells not run yet"
+
+
+def _drawn(plot: Plot | Map) -> bool:
+    if isinstance(plot, Map):
+        return any(value is not None for row in plot.values for value in row)
+    return any(series.curve.x for series in plot.series)
+
+
+def _names(panels: Sequence[Plot | Map]) -> Labels:
+    plots = [panel for panel in panels if isinstance(panel, Plot)]
+    return tuple(dict.fromkeys(series.curve.name for plot in plots for series in plot.series))
+
+
+def _panels(grid: Grid, draw: Draw) -> Iterator[Plot | Map]:
+    axes = grid.artefact.axes
+    # A difference is no point among the numbers that it is the difference of.
+    entries = [entry for entry in grid.entries.values() if entry.cell.minus is None]
+    for labels in itertools.product(*(axes[axis] for axis in draw.panels)):
+        at = dict(zip(draw.panels, labels, strict=True))
+        inside = [entry for entry in entries if _is_at(entry.cell, at)]
+        if not inside:
+            continue
+        title = _words({axis: label for axis, label in at.items() if len(axes[axis]) > 1})
+        if draw.y is not None:
+            yield _map(inside, axes, draw, draw.y, title)
+        elif draw.x == FREQUENCY:
+            yield _spectra(inside, axes, draw, title, noise=all(axes[axis][0] == at[axis] for axis in at))
+        elif draw.course:
+            yield _course(inside, axes, draw, title)
+        else:
+            yield _over_axis(inside, axes, draw, title)
+
+
+def _lines(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw) -> Iterator[tuple[str, list[Entry]]]:
+    """The name of each line with its entries, in the order of the axes."""
+    for labels in itertools.product(*(axes[axis] for axis in draw.lines)):
+        at = dict(zip(draw.lines, labels, strict=True))
+        yield _words(at) or "all", [entry for entry in entries if _is_at(entry.cell, at)]
+
+
+def _is_at(cell: Cell, at: Mapping[str, str]) -> bool:
+    return all(cell.at[axis] == label for axis, label in at.items())
+
+
+def _words(at: Mapping[str, str]) -> str:
+    """Labels in words; a number is told with its axis."""
+    return ", ".join(f"{axis} = {label}" if numeric((label,)) else label for axis, label in at.items())
+
+
+def _y_axis(entries: Sequence[Entry]) -> Axis:
+    cells = {(entry.cell.metric, entry.cell.unit) for entry in entries}
+    if len(cells) > 1:
+        return Axis("")
+    ((metric, unit),) = cells
+    name = METRICS.get(metric, metric.replace("_", " "))
+    return Axis(f"{name} ({unit})" if unit == "%" else name)
+
+
+def _over_axis(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str) -> Plot:
+    labels = axes[draw.x]
+    numbers = numeric(labels)
+    places = {label: float(label) if numbers else float(i) for i, label in enumerate(labels)}
+    lines = [(name, inside) for name, inside in _lines(entries, axes, draw) if inside]
+    step = min(DODGE_OF_TWO, DODGE / max(len(lines) - 1, 1))
+    printed, ours = [], []
+    for place, (name, inside) in enumerate(lines):
+        shift = 0.0 if numbers else step * (place - (len(lines) - 1) / 2)
+        known = [(entry, places[entry.cell.at[draw.x]] + shift) for entry in inside]
+        theirs = [(x, entry.cell.printed.value) for entry, x in known if entry.cell.printed is not None]
+        found = [(x, entry.value, entry.spread) for entry, x in known if entry.value is not None]
+        printed.append(Series(_curve(name, theirs, printed=True), joined=numbers))
+        spread = tuple(one or 0.0 for _, _, one in found) if any(one is not None for *_, one in found) else None
+        ours.append(Series(_curve(name, [(x, y) for x, y, _ in found]), spread, joined=numbers))
+    ticks = tuple((places[label], label) for label in labels)
+    return Plot(
+        title, Axis(draw.x, log=numbers and _crowded(places.values())), _y_axis(entries), (*printed, *ours), ticks
+    )
+
+
+def _crowded(places: Collection[float]) -> bool:
+    """Whether labels at these places would run into each other on an axis that is not logarithmic."""
+    ordered = sorted(places)
+    closest = min(second - first for first, second in itertools.pairwise(ordered))
+    return ordered[0] > 0 and closest < CLOSE * (ordered[-1] - ordered[0])
+
+
+def _curve(name: str, points: Sequence[tuple[float, float]], *, printed: bool = False) -> Curve:
+    return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points), Style.LINE, printed)
+
+
+def _course(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str) -> Plot:
+    """Learning curves; a printed number is that at the end, where the configuration says which epoch that is."""
+    printed, ours = [], []
+    for name, inside in _lines(entries, axes, draw):
+        for entry in inside:
+            end = entry.cell.overrides.get("epochs", "")
+            if entry.cell.printed is not None and draw.x == "epoch" and numeric((end,)):
+                printed.append(Series(_curve(name, [(float(end), entry.cell.printed.value)], printed=True)))
+            found: Learning | None = learning_curve(entry.cell, entry.runs, draw.x)
+            if found is not None:
+                curve = Curve(name, found.x, found.mean)
+                ours.append(Series(curve, found.spread, band=True))
+    return Plot(title, Axis(draw.x), _y_axis(entries), (*printed, *ours), from_zero=True)
+
+
+def _spectra(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str, *, noise: bool) -> Plot:
+    """Power over frequencies: gradient and noise of the first line in the first panel, in others of what is applied.
+
+    Args:
+        entries: of the panel.
+        axes: of the artefact.
+        draw: its layout.
+        title: of the panel.
+        noise: whether this is the first panel.
+    """
+    series = []
+    for place, (name, inside) in enumerate(_lines(entries, axes, draw)):
+        runs = [run for entry in inside for run in entry.runs]
+        found = power_spectra(runs) if runs and (place == 0 or not noise) else None
+        if found is None:
+            continue
+        powers = {"gradient": found.signal, "noise": found.noise} if noise else {name: found.applied}
+        series += [Series(Curve(one, found.frequencies, power), band=True) for one, power in powers.items()]
+    return Plot(title, Axis("frequency (cycles per step)"), Axis("power", log=True), tuple(series))
+
+
+def _map(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, y: str, title: str) -> Map:
+    """Our numbers as colours, or the printed ones where there are none of ours."""
+    ours = {(entry.cell.at[y], entry.cell.at[draw.x]): entry.value for entry in entries}
+    printed = {
+        (entry.cell.at[y], entry.cell.at[draw.x]): entry.cell.printed.value
+        for entry in entries
+        if entry.cell.printed is not None
+    }
+    shown = ours if any(value is not None for value in ours.values()) else printed
+    values = tuple(tuple(shown.get((row, column)) for column in axes[draw.x]) for row in axes[y])
+    return Map(title, draw.x, y, axes[draw.x], axes[y], values, _y_axis(entries).label)

@@ -1,0 +1,66 @@
+"""Colours that also colour-blind readers tell apart (Okabe and Ito), the same for a method in every figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+# What a label has to contain, first match first; after it its colour. Baselines are grey, whatever their optimizer.
+METHODS = (
+    (("PMLF", "doubled", "released"), "#cc79a7"),
+    (("w/o PM",), "#7f3b66"),
+    (("w/o LF",), "#e0a9c8"),
+    (("KF", "DiSK"), "#0072b2"),
+    (("DC-SGD-E",), "#009e73"),
+    (("DC-SGD-P",), "#56b4e9"),
+    (("LP-", "NoisyLP", "DOPPLER"), "#e69f00"),
+    (("ADP",), "#d55e00"),
+    (("InnerOuter", "DP-FTRL"), "#b8a500"),
+    (("Andrew",), "#8c564b"),
+    (("Du", "AutoClip"), "#7a68a6"),
+    (("AdamBC",), "#8a8a8a"),
+    (("non-DP", "published"), "#000000"),
+)
+BASELINE = "#555555"
+WITHOUT_PRIVACY = ("AdamW", "Lora")
+OTHERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555")
+DASHES = ("-", "--", "-.")
+MARKS = "osD^vPX<>*h"
+
+
+def colours_of(names: Sequence[str], *, methods: bool) -> Mapping[str, str]:
+    """A colour for each line.
+
+    Args:
+        names: of the lines.
+        methods: whether they are methods; else numbers get shades from dark to light, names one of a few each.
+    """
+    if methods:
+        return {name: _of_method(name) for name in names}
+    if any("=" in name for name in names):
+        places = np.linspace(0.0, 0.85, max(len(names), 2))
+        return {name: to_hex(colormaps["viridis"](place)) for name, place in zip(names, places, strict=False)}
+    return {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}
+
+
+def _of_method(name: str) -> str:
+    if name in WITHOUT_PRIVACY:
+        return "#000000"
+    return next((colour for parts, colour in METHODS if any(part in name for part in parts)), BASELINE)
+
+
+def dashes_of(names: Sequence[str], colours: Mapping[str, str]) -> Mapping[str, str]:
+    """How lines are dashed: solid, but for further lines of a colour."""
+    found: dict[str, str] = {}
+    for name in names:
+        before = sum(colours[other] == colours[name] for other in found)
+        found[name] = DASHES[before % len(DASHES)]
+    return found
+
+
+def marks_of(names: Sequence[str]) -> Mapping[str, str]:
+    """A mark for each line, by its place, so that lines of one colour differ."""
+    return {name: MARKS[place % len(MARKS)] for place, name in enumerate(names)}

@@ -1,0 +1,113 @@
+"""results/scorecard.md: every claim by outcome, overall, per paper and per artefact; what was not run is told first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dpbench.claims import Finding, Kind, Outcome, Scorecard
+from dpbench.claims.needs import cost
+from dpbench.report.grid import Grid
+from dpbench.report.layout import PAPERS, title_of
+from dpbench.tracking.record import read_json
+
+# Outcomes in which our numbers bear a claim out, and those in which they were compared with it at all.
+AGREES = (Outcome.REPRODUCED, Outcome.ORDER_HOLDS)
+COMPARED = (*AGREES, Outcome.ABOVE, Outcome.BELOW, Outcome.ORDER_FAILS, Outcome.ORDER_OPEN, Outcome.ACCOUNTING_DIFFERS)
+
+
+def as_markdown(grids: Sequence[Grid]) -> str:
+    """The scorecard of all artefacts."""
+    card = Scorecard(tuple(finding for grid in grids for finding in grid.findings))
+    return "\n".join([*_head(grids, card), *_reasons(card), *_papers(card), *_artefacts(grids, card)]).rstrip() + "\n"
+
+
+def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
+    total = len(card.findings)
+    compared, agrees = (sum(card.counts.get(one, 0) for one in outcomes) for outcomes in (COMPARED, AGREES))
+    yield "# Scorecard"
+    yield ""
+    yield (
+        f"Of {total} claims in {len(grids)} tables and figures {compared} have been compared with runs; {agrees} of "
+        f"these are reproduced or hold. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
+    )
+    yield ""
+    newest = newest_record(grids)
+    if newest is not None:
+        yield f"Newest record: {newest}."
+        yield ""
+    yield "| outcome | claims |"
+    yield "|---|---:|"
+    for outcome in Outcome:
+        yield f"| {outcome} | {card.counts.get(outcome, 0)} |"
+    yield ""
+
+
+def newest_record(grids: Iterable[Grid]) -> str | None:
+    """When the newest run behind any number began, and at which commit; None where no record says."""
+    folders = {run.folder for grid in grids for entry in grid.entries.values() for run in entry.runs}
+    origins: list[dict[str, Any]] = [read_json(folder / "provenance.json") for folder in folders]
+    dated = [origin for origin in origins if origin.get("started")]
+    if not dated:
+        return None
+    newest = max(dated, key=lambda origin: (str(origin["started"]), str(origin.get("commit"))))
+    changed = " with changes" if newest.get("dirty") else ""
+    return f"{newest['started']}, commit {str(newest.get('commit'))[:12]}{changed}"
+
+
+def _reasons(card: Scorecard) -> Iterator[str]:
+    waiting = Counter(_reason(finding) for finding in card.findings if finding.outcome == Outcome.NOT_RUN)
+    if not waiting:
+        return
+    yield "## Why claims have not been run"
+    yield ""
+    yield "| reason | claims |"
+    yield "|---|---:|"
+    yield from (f"| {reason} | {count} |" for reason, count in waiting.most_common())
+    yield ""
+
+
+def _reason(finding: Finding) -> str:
+    detail = finding.detail
+    if detail.startswith("quoted"):
+        return "the paper quotes the number from another publication"
+    if detail.startswith("not reproducible"):
+        return "not reproducible, as its page says why"
+    if detail.startswith("needs"):
+        return "runs are missing, which need pretrained weights" if "weights" in detail else "runs are missing"
+    return detail
+
+
+def _papers(card: Scorecard) -> Iterator[str]:
+    yield "## Papers"
+    yield ""
+    yield from _counted([(PAPERS[paper], of_paper) for paper, of_paper in card.papers.items()], card, "paper")
+
+
+def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
+    for paper, of_paper in card.papers.items():
+        own = [grid for grid in grids if grid.artefact.paper == paper]
+        yield f"## {PAPERS[paper]}"
+        yield ""
+        trained = [grid.artefact for grid in own if grid.artefact.kind == Kind.TRAINED]
+        yield f"All of it takes {cost(cell for artefact in trained for cell in artefact.cells).in_words()}."
+        yield ""
+        named = [(_link(grid), Scorecard(grid.findings)) for grid in own]
+        yield from _counted(named, of_paper, "table or figure")
+
+
+def _link(grid: Grid) -> str:
+    title = title_of(grid.artefact).partition(", ")[2]
+    return f"[{title}]({grid.artefact.paper}/{grid.artefact.name}.md)"
+
+
+def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> Iterator[str]:
+    """A table of counts with the outcomes that occur."""
+    outcomes = list(of_all.counts)
+    yield f"| {what} | claims | {' | '.join(outcomes)} |"
+    yield "|---|---:|" + "---:|" * len(outcomes)
+    for name, card in named:
+        counts = " | ".join(str(card.counts.get(outcome, 0)) for outcome in outcomes)
+        yield f"| {name.replace('|', '/')} | {len(card.findings)} | {counts} |"
+    yield ""

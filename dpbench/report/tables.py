@@ -1,0 +1,201 @@
+"""An artefact as Markdown and as CSV: printed, ours and verdict side by side, and below what explains them."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+
+from dpbench.claims import Cell, Finding, Kind, Outcome
+from dpbench.claims.schema import Words
+from dpbench.report.grid import NOTHING, Entry, Grid
+from dpbench.report.layout import title_of
+
+COLUMNS = (
+    "metric",
+    "unit",
+    "statistic",
+    "printed",
+    "printed_spread",
+    "ours",
+    "ours_spread",
+    "runs",
+    "runs_wanted",
+    "verdict",
+    "detail",
+    "values",
+    "seeds",
+    "records",
+    "eps_spent",
+    "eps_published",
+    "overrides",
+)
+POINTS = ("panel", "curve", "printed", "x", "y")
+
+
+def as_markdown(grid: Grid, picture: str | None = None) -> str:
+    """The whole page of an artefact.
+
+    Args:
+        grid: of the artefact.
+        picture: file name of its picture; None where there is none.
+    """
+    artefact = grid.artefact
+    lines = [
+        f"# {title_of(artefact)}",
+        "",
+        f"Source: {artefact.source}. {_kind(grid)}",
+        "",
+        _summary(grid.findings),
+        "",
+    ]
+    if picture is not None:
+        lines += [f"![{title_of(artefact)}]({picture})", ""]
+    if grid.entries:
+        lines += [*_table(grid), ""]
+    if grid.claims:
+        lines += ["## Claims", "", *_claims(grid), ""]
+    if grid.computed is not None and grid.computed.remarks:
+        lines += ["## Remarks", "", *_list(grid.computed.remarks), ""]
+    if grid.selection:
+        lines += ["## How the numbers are chosen", "", *_list(grid.selection), ""]
+    if artefact.deviations:
+        lines += ["## Deviations", "", *_list(artefact.deviations), ""]
+    if artefact.readings:
+        lines += ["## Readings", "", *_list(f"{text} ({source})" for source, text in artefact.readings.items()), ""]
+    if artefact.kind != Kind.NOT_REPRODUCIBLE:
+        lines += ["## To reproduce", "", f"    {grid.command}", ""]
+        lines += [f"It needs {grid.needs.in_words()}.", ""] if grid.needs is not None else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _kind(grid: Grid) -> str:
+    artefact = grid.artefact
+    if artefact.kind == Kind.TRAINED:
+        return "Trained."
+    return f"{str(artefact.kind).capitalize()}: {artefact.reason}."
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    """How many claims had each outcome, in a line."""
+    counted = Counter(finding.outcome for finding in findings)
+    told = ", ".join(f"{counted[outcome]} {outcome}" for outcome in Outcome if counted[outcome])
+    return f"**{len(findings)} {'claim' if len(findings) == 1 else 'claims'}**: {told}." if findings else "No claims."
+
+
+def _list(lines: Iterable[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _table(grid: Grid) -> Iterator[str]:
+    """A line for each place; an axis with one label is told once, above."""
+    axes = grid.artefact.axes
+    wide = [axis for axis, labels in axes.items() if len(labels) > 1]
+    fixed = ", ".join(f"{axis} {labels[0]}" for axis, labels in axes.items() if len(labels) == 1)
+    unit = grid.unit
+    told = [f"Numbers in {unit}."] if unit else []
+    told += [f"All with {fixed}."] if fixed else []
+    told += (
+        ["Ours: mean ± sample standard deviation over n runs."] if any(entry.runs for entry in _entries(grid)) else []
+    )
+    if told:
+        yield " ".join(told)
+        yield ""
+    yield _row((*wide, "printed", "ours", "verdict", "note"))
+    yield "|" + "---|" * len(wide) + "---:|---:|---|---|"
+    for entry in _entries(grid):
+        own = "" if unit is not None or entry.cell.unit == "" else f" {entry.cell.unit}"
+        printed, ours = (text if text == NOTHING else text + own for text in (entry.printed, entry.ours))
+        yield _row((*(entry.cell.at[axis] for axis in wide), printed, ours, entry.verdict, _note(entry)))
+
+
+def _entries(grid: Grid) -> Iterator[Entry]:
+    for row in grid.rows:
+        for column in grid.columns:
+            entry = grid.at(row, column)
+            if entry is not None:
+                yield entry
+
+
+def _note(entry: Entry) -> str:
+    """What a reader of the line must know; what missing runs need stands below the table."""
+    finding = entry.finding
+    if entry.cell.quoted is not None:
+        return f"quoted from {entry.cell.quoted}"
+    if finding is None:
+        return entry.remark or ""
+    return "" if finding.outcome == Outcome.NOT_RUN else finding.detail
+
+
+def _claims(grid: Grid) -> Iterator[str]:
+    yield _row(("claim", "verdict", "note"))
+    yield "|---|---|---|"
+    for claim, finding in grid.claims:
+        contradicted = not isinstance(claim, Words) and not claim.printed
+        says = f"{claim.says} *(The numbers that the paper prints do not bear it out.)*" if contradicted else claim.says
+        yield _row((says, str(finding.outcome), finding.detail))
+
+
+def as_csv(grid: Grid) -> str | None:
+    """A line for each cell with exact numbers and its records; of curves without cells one for each point.
+
+    Returns:
+        None where there is neither.
+    """
+    stream = StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    if grid.entries:
+        writer.writerow((*(f"at_{axis}" for axis in grid.artefact.axes), *COLUMNS))
+        writer.writerows(_exact(entry) for entry in _entries(grid))
+    elif grid.computed is not None and grid.computed.panels:
+        writer.writerow(POINTS)
+        for panel in grid.computed.panels:
+            for curve in panel.curves:
+                points = zip(curve.x, curve.y, strict=True)
+                writer.writerows((panel.title, curve.name, curve.printed, repr(x), repr(y)) for x, y in points)
+    else:
+        return None
+    return stream.getvalue()
+
+
+def _exact(entry: Entry) -> list[str]:
+    cell, printed, finding = entry.cell, entry.cell.printed, entry.finding
+    runs = entry.runs
+    values = [value for part in entry.parts for value in part.values]
+    return [
+        *cell.at.values(),
+        cell.metric,
+        cell.unit,
+        cell.statistic,
+        _exactly(printed.value if printed is not None else None),
+        _exactly(printed.spread if printed is not None else None),
+        _exactly(entry.value),
+        _exactly(entry.spread),
+        str(entry.count),
+        str(entry.wanted),
+        "" if finding is None else str(finding.outcome),
+        "" if finding is None else finding.detail,
+        " ".join(map(repr, values)),
+        " ".join(str(run.seed) for run in runs),
+        " ".join(f"{run.folder.parent.name}/{run.folder.name}" for run in runs),
+        " ".join(_exactly(run.eps) for run in runs if run.eps is not None),
+        " ".join(_exactly(run.published_eps) for run in runs if run.published_eps is not None),
+        _overrides(cell, entry),
+    ]
+
+
+def _overrides(cell: Cell, entry: Entry) -> str:
+    """Those of the runs that count, or of all candidates while there are none."""
+    found = [" ".join(part.overrides) for part in entry.parts if part.overrides is not None]
+    if found:
+        return " minus ".join(found)
+    return " ".join(f"{key}={value}" for key, value in cell.overrides.items()) if cell.runs else ""
+
+
+def _exactly(value: float | None) -> str:
+    return "" if value is None else repr(value)

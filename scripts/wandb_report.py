@@ -1,0 +1,56 @@
+"""A W&B report of all tables and figures, and a workspace of the training runs.
+
+    python scripts/wandb_report.py [--project dpbench] [--entity TEAM] [--results results]
+
+Saved where an account is logged in; otherwise one sentence says what it would do, and the exit code is 2. What it
+builds is tested; that W&B takes it is not, for this needs an account.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from dpbench.config.schema import TrackerSettings
+from dpbench.tracking.wandb import choose_mode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build and save both; returns the exit code."""
+    parser = argparse.ArgumentParser(description="A W&B report of all tables and figures, and a workspace of the runs.")
+    parser.add_argument("--project", default="dpbench", help="W&B project (default: dpbench)")
+    parser.add_argument("--entity", default=None, help="W&B user or team (default: that of the account)")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the records")
+    chosen = parser.parse_args(arguments)
+    settings = TrackerSettings(project=chosen.project, entity=chosen.entity)
+    mode, why = choose_mode(settings)
+    if mode != "online":
+        print(
+            f"It would save a report of all tables and figures and a workspace of the runs to the W&B project "
+            f"{chosen.project}, but W&B is {mode} ({why}); log in with: wandb login",
+            file=sys.stderr,
+        )
+        return 2
+    save(settings, chosen.results)
+    return 0
+
+
+def save(settings: TrackerSettings, results_dir: Path) -> None:
+    """Log tables and pictures, save report and workspace, and print where they are."""
+    from dpbench.claims import Evidence, load_all
+    from dpbench.config import conf_folder
+    from dpbench.report import build_grid
+    from dpbench.report.wandb import build_report, build_workspace, log_output
+    from dpbench.reproduction.hashes import Hashes
+    from dpbench.reproduction.index import RecordIndex
+
+    evidence = Evidence(results_dir, Hashes(RecordIndex(results_dir)))
+    grids = [build_grid(artefact, evidence) for artefact in load_all(conf_folder() / "paper")]
+    log_output(settings, results_dir, grids, print)
+    print(build_report(settings, grids).save().url)
+    print(build_workspace(settings).save().url)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Tables and the scorecard as they are written, of records made up for the purpose."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from test_verdicts import ABOVE, World, digest, search
+
+from dpbench.claims import Evidence, Outcome, load_all, load_artefact
+from dpbench.claims.computed import Axis, Computed, Curve, Panel, path_of, write_computed
+from dpbench.config import conf_folder
+from dpbench.report.grid import Grid, build_grid
+from dpbench.report.scorecard import as_markdown as scorecard
+from dpbench.report.scorecard import newest_record
+from dpbench.report.tables import as_csv, as_markdown
+
+NEW, OLD = "dataset=digits algo=disk eps=1", "dataset=digits algo=dpsgd eps=1"
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(tmp_path)
+
+
+def grid_of(world: World, *claims: str, **how) -> Grid:
+    return build_grid(world.artefact(*claims, **how), world.evidence)
+
+
+def lines_of(text: str | None) -> list[dict[str, str]]:
+    assert text is not None
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# Grids.
+
+
+def test_a_grid_holds_printed_ours_and_verdict_at_every_place(world):
+    world.runs(NEW, 60.0, 60.6, 61.2)
+    grid = grid_of(world)
+    assert (grid.row_axes, grid.column_axes) == (("method",), ("eps",))
+    assert (grid.rows, grid.columns) == ((("new",), ("old",), ("gain",)), (("1",), ("8",)))
+    entry = grid.at(("new",), ("1",))
+    assert entry is not None
+    # The mean of 60, 60.6, 61.2 is 60.6, its sample standard deviation 0.6.
+    assert (entry.printed, entry.ours, entry.verdict) == ("60 ± 0.3", "60.60 ± 0.60 (n = 3)", "reproduced")
+    missing = grid.at(("old",), ("8",))
+    assert missing is not None
+    assert (missing.printed, missing.ours, missing.verdict, missing.value) == ("69.5", "–", "not run", None)
+
+
+def test_the_runs_behind_a_number_are_named(world):
+    world.runs(NEW, 60.0, 61.0, 62.0, 63.0, eps=1.7, published_eps=1.0)
+    entry = grid_of(world).at(("new",), ("1",))
+    assert entry is not None
+    folder = world.results / "runs" / digest(NEW.split())
+    assert [(run.seed, run.folder, run.eps, run.published_eps) for run in entry.runs] == [
+        (seed, folder / str(seed), 1.7, 1.0) for seed in range(3)
+    ]
+    assert [run.value for run in entry.runs] == pytest.approx([60.0, 61.0, 62.0])
+    assert entry.remark == "spends eps 1.7"
+
+
+def test_the_runs_of_a_search_are_those_of_its_winner(world):
+    world.runs(f"{NEW} optim.lr=1", 50)
+    world.runs(f"{NEW} optim.lr=2", 60, 60, 60)
+    entry = grid_of(world, change=search).at(("new",), ("1",))
+    assert entry is not None
+    assert {run.folder.parent.name for run in entry.runs} == {digest(f"{NEW} optim.lr=2".split())}
+    assert "optim.lr=2" in (entry.parts[0].overrides or ())
+
+
+def test_a_difference_has_the_runs_of_both_cells_and_the_spread_of_both(world):
+    world.runs(NEW, 60.0, 63.0, 66.0)  # standard deviation 3
+    world.runs(OLD, 50.0, 54.0, 58.0)  # standard deviation 4
+    gain = grid_of(world).at(("gain",), ("1",))
+    assert gain is not None
+    assert gain.value == pytest.approx(9.0)
+    assert gain.spread == pytest.approx(5.0)
+    assert len(gain.runs) == 6
+    assert gain.ours == "9.00 ± 5.00 (n = 3)"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "text"),
+    [((60.0,), "60.00 (n = 1 of 3)"), ((60.0, 61.0), "60.50 ± 0.71 (n = 2 of 3)"), ((), "–")],
+)
+def test_a_mean_says_how_many_runs_are_missing(world, accuracies, text):
+    world.runs(NEW, *accuracies)
+    entry = grid_of(world).at(("new",), ("1",))
+    assert entry is not None
+    assert entry.ours == text
+
+
+def test_runs_that_ended_badly_are_told_in_place_of_a_number(world):
+    world.run(NEW, 0, 60, "diverged")
+    entry = grid_of(world).at(("new",), ("1",))
+    assert entry is not None
+    assert (entry.ours, entry.verdict) == ("diverged", "failed")
+
+
+def test_numbers_are_shown_as_they_are_printed():
+    """With their zeros, as a fraction, as a time; each file's numbers are compared elsewhere."""
+    folder = conf_folder() / "paper"
+    evidence = Evidence(folder / "nowhere", digest)
+    texts = {
+        entry.printed
+        for file in ("dp_pmlf/table_1", "doppler/table_2", "dc_sgd/table_1")
+        for entry in build_grid(load_artefact(folder / f"{file}.yaml"), evidence).entries.values()
+    }
+    assert {"47.74 ± 1.20", "-9/11", "89.00 ± 0.06"} <= texts
+    assert any("m" in text and "s" in text for text in texts)
+
+
+def test_a_grid_of_what_is_not_reproducible_has_its_one_finding(tmp_path):
+    artefact = load_artefact(conf_folder() / "paper" / "adp" / "table_6.yaml")
+    grid = build_grid(artefact, Evidence(tmp_path, digest))
+    assert grid.whole is not None
+    assert grid.findings == (grid.whole,)
+    assert all(entry.finding is None and entry.ours == "–" for entry in grid.entries.values())
+
+
+# Selection.
+
+
+def test_how_numbers_are_chosen_is_disclosed(world):
+    text = "\n".join(grid_of(world, change=search).selection)
+    assert "after the last step" in text
+    assert "2 of 4 cells: the best of 2 configurations (optim.lr 1, 2), tuned on test data" in text
+    assert "in 2 of 2 searches not counted in eps" in text
+
+
+def test_the_best_over_a_run_is_called_a_choice_on_test_data(world):
+    text = grid_of(world, change=lambda text: text.replace("needs:", "statistic: best\nneeds:")).selection[0]
+    assert "choice made on test data" in text
+
+
+def test_tuning_that_is_paid_for_by_noise_is_told():
+    artefact = load_artefact(conf_folder() / "paper" / "dc_sgd" / "table_2.yaml")
+    grid = build_grid(artefact, Evidence(conf_folder() / "nowhere", digest))
+    assert "in 72 of 72 searches counted, by a larger noise multiplier" in "\n".join(grid.selection)
+
+
+# Markdown.
+
+
+def test_the_page_of_an_artefact_has_numbers_verdicts_and_all_that_explains_them(world):
+    world.runs(NEW, 60.0, 60.6, 61.2)
+    world.runs(OLD, 50.0, 50.0, 50.0, eps=1.7, published_eps=1.0)
+    extra = "deviations: [Another model.]\nreadings: {made_up.md 6: three seeds}\nneeds:"
+    page = as_markdown(
+        grid_of(world, ABOVE % ", at: {eps: 1}", change=lambda text: text.replace("needs:", extra)), "made_up.svg"
+    )
+    assert page.splitlines()[0] == "# ADP, Made up: Made up"
+    assert "**7 claims**: 1 reproduced, 3 accounting differs, 3 not run." in page
+    assert "![ADP, Made up: Made up](made_up.svg)" in page
+    row = "| new | 1 | 60 ± 0.3 % | 60.60 ± 0.60 (n = 3) % | reproduced | 60.6 % over 3 runs, +0.6, allowed ±1 |"
+    assert row in page
+    assert "| old | 1 | 55 % | 50.00 ± 0.00 (n = 3) % | accounting differs | eps=1 spends 1.7; " in page
+    assert "| old | 8 | 69.5 % | – | not run |  |" in page
+    assert "| better | accounting differs | eps=1 spends 1.7; on the numbers alone: order holds" in page
+    assert "- Another model." in page
+    assert "- three seeds (made_up.md 6)" in page
+    assert "python -m dpbench.reproduce paper=adp artefact=made_up" in page
+    assert "It needs data digits; weights some-model; 12 runs; 24 to 48 GPU hours." in page
+
+
+def test_a_claim_that_the_papers_own_numbers_contradict_is_marked(world):
+    page = as_markdown(grid_of(world, ABOVE % ", printed: false"))
+    assert "better *(The numbers that the paper prints do not bear it out.)*" in page
+
+
+def test_an_axis_with_one_label_is_told_once(tmp_path):
+    artefact = load_artefact(conf_folder() / "paper" / "doppler" / "figure_10.yaml")
+    page = as_markdown(build_grid(artefact, Evidence(tmp_path, digest)))
+    assert "Numbers in %. All with eps 8." in page
+    assert "| lr | printed | ours | verdict | note |" in page
+
+
+def test_a_bar_in_a_text_does_not_end_a_table_cell(world):
+    page = as_markdown(grid_of(world, "{says: 'a | b', why: taste}"))
+    assert "| a \\| b | not judged by numbers | taste |" in page
+
+
+# CSV.
+
+
+def test_csv_has_exact_numbers_and_the_records(world):
+    world.runs(NEW, 60.0, 60.6, 61.4)
+    first, *others = lines_of(as_csv(grid_of(world)))
+    assert len(others) == 5
+    assert (first["at_method"], first["at_eps"], first["unit"], first["verdict"]) == ("new", "1", "%", "reproduced")
+    assert float(first["printed"]) == 60
+    assert float(first["printed_spread"]) == 0.3
+    values = [0.6 * 100, 0.606 * 100, 0.614 * 100]
+    assert [float(value) for value in first["values"].split()] == values
+    assert math.isclose(float(first["ours"]), sum(values) / 3, rel_tol=1e-15)
+    assert first["seeds"] == "0 1 2"
+    hashed = digest(NEW.split())
+    assert first["records"] == f"{hashed}/0 {hashed}/1 {hashed}/2"
+    assert first["eps_spent"] == "0.999 0.999 0.999"
+    assert first["overrides"] == NEW
+    assert [line["ours"] for line in others] == [""] * 5
+
+
+def test_csv_of_curves_alone_has_their_points(tmp_path):
+    artefact = load_artefact(conf_folder() / "paper" / "disk" / "figure_3.yaml")
+    assert as_csv(build_grid(artefact, Evidence(tmp_path, digest))) is None
+    panel = Panel("gain", Axis("t"), Axis("k"), (Curve("k_t", (0.0, 1.0), (1.0, 0.1 + 0.2)),))
+    write_computed(path_of(tmp_path, "disk", "figure_3"), Computed(panels=(panel,), remarks=("ours",)), {})
+    grid = build_grid(artefact, Evidence(tmp_path, digest))
+    assert [(line["curve"], line["x"], line["y"]) for line in lines_of(as_csv(grid))] == [
+        ("k_t", "0.0", "1.0"),
+        ("k_t", "1.0", "0.30000000000000004"),
+    ]
+    assert "- ours" in as_markdown(grid)
+
+
+# The scorecard.
+
+
+def test_the_scorecard_counts_and_says_first_how_little_was_run(tmp_path):
+    artefacts = load_all(conf_folder() / "paper")
+    evidence = Evidence(tmp_path, digest)
+    grids = [build_grid(artefact, evidence) for artefact in artefacts]
+    page = scorecard(grids)
+    total = sum(len(grid.findings) for grid in grids)
+    waiting = sum(finding.outcome == Outcome.NOT_RUN for grid in grids for finding in grid.findings)
+    assert f"Of {total} claims in 82 tables and figures 0 have been compared with runs; 0 of these" in page
+    assert f"{waiting} have not been run." in page
+    assert "| reproduced | 0 |" in page
+    rows = page.split("## Why claims have not been run")[1].split("## Papers")[0].splitlines()
+    counts = [int(row.rsplit("|", 2)[1]) for row in rows if row.startswith("| ") and "reason" not in row]
+    assert sum(counts) == waiting
+    assert all(f"]({grid.artefact.paper}/{grid.artefact.name}.md)" in page for grid in grids)
+
+
+def test_the_scorecard_tells_what_was_compared(world):
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    world.runs(OLD, 57.0, 57.0, 57.0)
+    page = scorecard([grid_of(world, ABOVE % ", at: {eps: 1}")])
+    # new is reproduced, old is above; the gain is 3 where 5 is printed, so below; the order holds.
+    assert "Of 7 claims in 1 tables and figures 4 have been compared with runs; 2 of these" in page
+    assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
+
+
+def test_the_scorecard_names_the_newest_record(world):
+    grid = grid_of(world)
+    assert newest_record([grid]) is None
+    world.runs(NEW, 60.0, 60.0)
+    for seed, origin in enumerate(
+        (
+            {"started": "2026-01-02T00:00:00+00:00", "commit": "b" * 40, "dirty": True},
+            {"started": "2026-01-01T00:00:00+00:00", "commit": "a" * 40},
+        )
+    ):
+        (world.results / "runs" / digest(NEW.split()) / str(seed) / "provenance.json").write_text(json.dumps(origin))
+    assert newest_record([grid_of(world)]) == "2026-01-02T00:00:00+00:00, commit bbbbbbbbbbbb with changes"
