@@ -32,7 +32,7 @@ FRAME = """<!DOCTYPE html><style>* {{ margin: 0; border: 0 }} iframe {{ display:
 const frame = document.getElementById("page");
 frame.onload = () => {{
   const root = frame.contentDocument.documentElement;
-  for (const folded of root.querySelectorAll("details")) folded.open = {unfold};
+  if ({unfold}) for (const folded of root.querySelectorAll("details")) folded.open = true;
   frame.dataset.needs = root.scrollWidth;
 }};
 </script>"""
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     fits = [_fits(chromium, page, width) for width, _ in WIDTHS.values()]
     for name, size in WIDTHS.items():
         for scheme in SCHEMES:
-            for view in filter(None, ("", chosen.at)) if chosen.at else ("",):
+            for view in ("", chosen.at) if chosen.at else ("",):
                 path = chosen.to / f"{view or 'scorecard'}-{name}-{scheme}.png"
                 _picture(chromium, f"{page.as_uri()}#{view}" if view else page.as_uri(), size, scheme, path)
                 print(f"{path}: {path.stat().st_size / 1000:.0f} kB")

@@ -38,12 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def save(settings: TrackerSettings, results_dir: Path) -> None:
     """Log tables and pictures, save report and workspace, and print where they are."""
+    from dpbench.reproduction.hashes import Hashes
+    from dpbench.reproduction.index import RecordIndex
+
     from dpbench.claims import Evidence, load_all
     from dpbench.config import conf_folder
     from dpbench.report import build_grid
     from dpbench.report.wandb import build_report, build_workspace, log_output
-    from dpbench.reproduction.hashes import Hashes
-    from dpbench.reproduction.index import RecordIndex
 
     evidence = Evidence(results_dir, Hashes(RecordIndex(results_dir)))
     grids = [build_grid(artefact, evidence) for artefact in load_all(conf_folder() / "paper")]

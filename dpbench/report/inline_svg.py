@@ -16,6 +16,7 @@ DRAWS = {
     "tspan", "title", "desc", "clipPath", "marker", "pattern", "linearGradient", "radialGradient", "stop",
 }  # fmt: skip
 WITHIN = re.compile(r"url\(#([^)]+)\)")
+LENGTH = re.compile(r"(?P<number>\d+(\.\d+)?)(px|pt|in|cm|mm)?")
 ELSEWHERE = re.compile(r"url\((?!#)[^)]*\)|@import|javascript:", re.IGNORECASE)
 
 
@@ -36,16 +37,14 @@ def inline_svg(path: Path, prefix: str, label: str) -> Markup | None:
     _clean(root, prefix)
     # The rule of matplotlib's style sheet, which is left out.
     attributes = {"role": "img", "aria-label": label, "stroke-linejoin": "round", "stroke-linecap": "butt"}
-    width, height = (root.attrib.pop(side, "") for side in ("width", "height"))
-    root.attrib.setdefault("viewBox", f"0 0 {_number(width)} {_number(height)}")
+    width, height = (LENGTH.fullmatch(root.attrib.pop(side, "")) for side in ("width", "height"))
+    if width is not None and height is not None:
+        root.attrib.setdefault("viewBox", f"0 0 {width['number']} {height['number']}")
+        attributes["style"] = f"max-width:{width[0]}"  # shrinks where there is less room, never grows
     root.attrib |= attributes
     for element in root.iter():
         element.tag = element.tag.removeprefix(SVG)
     return Markup(ET.tostring(root, encoding="unicode"))
-
-
-def _number(length: str) -> str:
-    return re.sub(r"[^\d.]", "", length) or "100"
 
 
 def _clean(element: ET.Element, prefix: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dpbench.report.grid import Grid, build_grid
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import learning_curve
-from dpbench.report.runs import Configuration, read_runs
+from dpbench.report.runs import Configuration, Runs, read_runs
 from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard
 from dpbench.tracking.record import write_atomically
 
@@ -46,7 +46,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     """The page as HTML."""
     template = _environment().get_template("page.html.jinja")
     runs = read_runs(grids)
-    shown = _configurations(runs.configurations, template.environment)
+    shown = _details(runs, template.environment)
     views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
     papers = [PaperView(paper, tuple(view for view in views if view.grid.artefact.paper == paper)) for paper in PAPERS]
     return template.render(
@@ -54,10 +54,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         overall=scorecard(grids),
         looks=LOOKS,
         runs=runs,
-        shown=[
-            (where, [shown[one.digest] for one in group if one.digest in shown])
-            for where, group in groupby(runs.configurations, key=lambda one: one.artefacts[0])
-        ],
+        shown=shown,
         left_out=len(runs.configurations) - len(shown),
         limit=RUNS_LIMIT // 1_000_000,
         not_counted=NOT_COUNTED,
@@ -77,23 +74,23 @@ def _environment() -> Environment:
     return environment
 
 
-def _configurations(found: Sequence[Configuration], environment: Environment) -> Mapping[str, Markup]:
+def _details(runs: Runs, environment: Environment) -> Mapping[str, Markup]:
     """The details of configurations by their hash, as many as fit; where they don't, with smaller curves first."""
-    configuration: Any = environment.get_template("run.html.jinja").module
+    template: Any = environment.get_template("run.html.jinja").module
+    curves = {one.digest: _curve(one) for one in runs.configurations}
     texts: dict[str, Markup] = {}
-    for merged in (False, True):
-        texts = {}
-        for one in found:
-            name, unit = one.score
-            curve = learning_curve([run.points for run in one.runs], name, unit, merged=merged)
-            texts[one.digest] = configuration.details(one, curve, any(run.others for run in one.runs))
-        if sum(map(len, texts.values())) <= RUNS_LIMIT:
-            return texts
-    kept: dict[str, Markup] = {}
-    size = 0
-    for digest, text in texts.items():
-        size += len(text)
-        if size > RUNS_LIMIT:
-            break
-        kept[digest] = text
-    return kept
+    for group in runs.groups:
+        for one in group.configurations:
+            texts[one.digest] = template.details(one, group.name_of(one), curves[one.digest])
+    if sum(map(len, texts.values())) > RUNS_LIMIT:
+        for one in runs.configurations:
+            curve = curves[one.digest]
+            if curve is not None:
+                texts[one.digest] = texts[one.digest].replace(curve, _curve(one, merged=True) or "")
+    sizes = accumulate(map(len, texts.values()))
+    return {digest: text for (digest, text), size in zip(texts.items(), sizes, strict=True) if size <= RUNS_LIMIT}
+
+
+def _curve(one: Configuration, *, merged: bool = False) -> Markup | None:
+    name, unit = one.score
+    return learning_curve([run.points for run in one.runs], name, unit, merged=merged)

@@ -41,9 +41,10 @@ def learning_curve(curves: Sequence[Points], name: str, unit: str, *, merged: bo
     def line(curve: Points) -> str:
         return f'<polyline points="{" ".join(place(*point) for point in _thinned(curve))}"/>'
 
-    of = "mean of all runs" if merged else f"{len(drawn)} {'run' if len(drawn) == 1 else 'runs'}"
+    of = f"{len(finite)} {'run' if len(finite) == 1 else 'runs'}"
+    of = f"mean of {of}" if merged and len(finite) > 1 else of
     says = f"{name} by epoch, {of}: from {low:.4g} to {high:.4g}{unit}"
-    title = f"{name} ({unit.strip()})" if unit else name
+    title = f"{name}{f' ({unit.strip()})' if unit else ''}, {of}"
     return Markup(  # all texts are escaped or numbers
         f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(says)}">'
         f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -113,16 +114,16 @@ class Configuration:
     artefacts: tuple[str, ...]
 
     @cached_property
-    def overrides(self) -> str:
+    def overrides(self) -> tuple[str, ...]:
         """What was typed for it, without what names a machine, a folder or a seed."""
         typed = (str(line) for line in self.config.get("overrides") or ())
-        return " ".join(line for line in typed if not line.startswith((*ELSEWHERE, "seed=", "seeds=")))
+        return tuple(line for line in typed if not line.startswith((*ELSEWHERE, "seed=", "seeds=")))
 
     @property
     def command(self) -> str:
         """What runs it again."""
         seeds = ",".join(str(run.seed) for run in self.runs)
-        return f"python -m dpbench.run {self.overrides} seed={seeds}{' -m' if len(self.runs) > 1 else ''}"
+        return " ".join(("python -m dpbench.run", *self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
 
     @cached_property
     def settings(self) -> tuple[tuple[str, str], ...]:
@@ -196,6 +197,30 @@ class Configuration:
 
 
 @dataclass(frozen=True)
+class Group:
+    """The configurations that an artefact is the first to need.
+
+    Attributes:
+        artefact: its file below conf/paper.
+        configurations: in the order in which its numbers need them.
+    """
+
+    artefact: str
+    configurations: tuple[Configuration, ...]
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The overrides that all of them have."""
+        first, *others = self.configurations
+        return tuple(line for line in first.overrides if all(line in one.overrides for one in others))
+
+    def name_of(self, one: Configuration) -> str:
+        """The overrides that tell it from the others."""
+        own = [line for line in one.overrides if line not in self.common]
+        return " ".join(own or one.overrides) or one.digest
+
+
+@dataclass(frozen=True)
 class Runs:
     """All runs behind the numbers of a page.
 
@@ -206,6 +231,12 @@ class Runs:
 
     configurations: tuple[Configuration, ...]
     made: tuple[Made, ...]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The configurations, by the artefact that first needs them."""
+        together = groupby(self.configurations, key=lambda one: one.artefacts[0])
+        return tuple(Group(artefact, tuple(found)) for artefact, found in together)
 
     @property
     def count(self) -> int:
@@ -252,7 +283,7 @@ def _run(folder: Path, made: dict[Made, int]) -> RunView:
 def _points(path: Path) -> Points:
     """(epoch, test accuracy in per cent), or test losses where there are no accuracies; none where unreadable."""
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = json.loads(f"[{','.join(path.read_text().splitlines())}]")
     except (OSError, ValueError):
         return ()
     return _curve(lines, "test_accuracy", 100.0) or _curve(lines, "test_loss", 1.0)
