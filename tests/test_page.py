@@ -88,7 +88,7 @@ def record(
         "results_dir": "/home/somebody/results",
         "dataset": {"kind": "ImageDataset", "name": "digits", "train_size": 1437},
         "optim": {"kind": "SGD", "lr": 0.0625},
-        "choices": {"algo": "disk"},
+        "choices": {"algo": "disk", "optim": "sgd"},
         "overrides": [*overrides.split(), f"seed={seed}", "results_dir=/home/somebody/results"],
     }
     (folder / "config.yaml").write_text(json.dumps(config))
@@ -114,7 +114,9 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path) -> World:
+def world(tmp_path, monkeypatch) -> World:
+    """Without the methods' pages, which take most of the time."""
+    monkeypatch.setattr(page_module, "conf_folder", lambda: tmp_path / "elsewhere" / "conf")
     return World(tmp_path)
 
 
@@ -217,8 +219,7 @@ def test_every_method_has_its_page_with_equations(empty):
     assert document.tags["math"] == len(names)
 
 
-def test_where_there_are_no_method_pages_the_page_says_so(world, monkeypatch):
-    monkeypatch.setattr(page_module, "conf_folder", lambda: world.folder / "elsewhere" / "conf")
+def test_where_there_are_no_method_pages_the_page_says_so(world):
     assert "pages are not here" in check(world.page()).text
 
 
@@ -264,7 +265,9 @@ def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):
     text = world.page()
     document = check(text)
     assert "python -m dpbench.run dataset=digits algo=disk eps=1 seed=0" in document.text
-    assert "optim SGD: lr=0.0625" in document.text
+    assert "algo=disk eps=1" in document.text
+    assert "optim=sgd lr=0.0625" in document.text
+    assert "dataset ImageDataset: name=digits, train_size=1437" in document.text
     assert "321 of 321 planned releases; sampling rate 0.178; noise multiplier 1.234 to 2.468" in document.text
     assert "The run is (0.987, 1.25e-05)-differentially private" in document.text
     assert "each of the 1437 training samples" in document.text

@@ -132,8 +132,7 @@ class _Parser:
         if name in SPACES:
             return f'<mspace width="{SPACES[name]}"/>'
         if name in SIZES:
-            bracket, size = self._next(), SIZES[name]
-            return f'<mo stretchy="true" symmetric="true" minsize="{size}" maxsize="{size}">{escape(bracket)}</mo>'
+            return _bracket(self._next(), SIZES[name])
         if name in ("{", "}"):
             return f'<mo stretchy="false">{name}</mo>'
         match name:
@@ -161,6 +160,13 @@ class _Parser:
         if letter not in alphabet:
             raise UnknownTex(f"{letter} is not in the alphabet asked for")
         return alphabet[letter]
+
+
+def _bracket(sign: str, size: str) -> str:
+    """A bracket of a size; in a row that is not only an operator, or exponents would keep it from growing."""
+    spaces = 'lspace="0" rspace="0"'
+    operator = f'<mo stretchy="true" symmetric="true" minsize="{size}" maxsize="{size}" {spaces}>{escape(sign)}</mo>'
+    return f"<mrow><mi></mi>{operator}</mrow>"
 
 
 def _upright(kind: str, text: str) -> str:

@@ -18,7 +18,7 @@ from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import learning_curve
 from dpbench.report.runs import Configuration, Runs, read_runs
-from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard
+from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
 from dpbench.tracking.record import write_atomically
 
 FILE = "index.html"
@@ -70,7 +70,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["anchor"] = anchor
+    environment.filters |= {"anchor": anchor, "called": title}
     return environment
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 Points = Sequence[tuple[float, float]]
 
-MOST_POINTS = 50
+MOST_POINTS = 30
 WIDTH, HEIGHT = 260, 120
 LEFT, RIGHT, TOP, BOTTOM = 34, 252, 18, 98
 

@@ -17,7 +17,7 @@ from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
 from dpbench.privacy.guarantee import ACCOUNTS, difference, promise
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.report.grid import Grid
+from dpbench.report.grid import NOTHING, Grid
 from dpbench.report.run_curve import Points
 from dpbench.tracking.record import read_json
 
@@ -127,22 +127,19 @@ class Configuration:
 
     @cached_property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """All settings that can change the numbers, group by group, in words."""
+        """All settings that can change the numbers, group by group: the option chosen, and what it stands for."""
+        choices = self.config.get("choices") or {}
         single, groups = [], []
         for key, value in self.config.items():
             if key in NOT_SHOWN:
                 continue
-            if isinstance(value, dict):
-                groups.append((key, _stage(value)))
-            else:
+            if not isinstance(value, dict):
                 single.append(f"{key}={_shown(value)}")
-        return (("run", ", ".join(single)), *groups) if single else tuple(groups)
-
-    @property
-    def choices(self) -> str:
-        """The option chosen of each group."""
-        chosen = self.config.get("choices") or {}
-        return " ".join(f"{group}={option}" for group, option in chosen.items() if group != "tracker")
+            elif key in choices:
+                groups.append((f"{key}={choices[key]}", _stage({**value, "kind": ""})))
+            else:
+                groups.append((key, _stage(value)))
+        return ((f"algo={choices.get('algo', NOTHING)}", ", ".join(single)), *groups) if self.config else ()
 
     @property
     def spent(self) -> str | None:
@@ -193,7 +190,9 @@ class Configuration:
     @property
     def score(self) -> tuple[str, str]:
         """The number that the learning curves show, and its unit."""
-        return ("test accuracy", " %") if any(run.accuracy("final") != "–" for run in self.runs) else ("test loss", "")
+        return (
+            ("test accuracy", " %") if any(run.accuracy("final") != NOTHING for run in self.runs) else ("test loss", "")
+        )
 
 
 @dataclass(frozen=True)
@@ -327,11 +326,11 @@ def _span(values: Iterable[float]) -> str:
 def decimal(value: Any) -> str:
     """A number with four digits; a dash for none."""
     try:
-        return "–" if value is None else f"{float(value):.4g}"
+        return NOTHING if value is None else f"{float(value):.4g}"
     except (TypeError, ValueError):
         return str(value)
 
 
 def percent(value: Any) -> str:
     """A fraction in per cent; a dash for none."""
-    return "–" if not isinstance(value, (int, float)) else f"{100 * value:.2f}"
+    return NOTHING if not isinstance(value, (int, float)) else f"{100 * value:.2f}"

@@ -33,6 +33,12 @@ def anchor(where: str) -> str:
     return where.removesuffix(".yaml").replace("/", "-")
 
 
+def title(where: str) -> str:
+    """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
+    paper, name = where.removesuffix(".yaml").split("/")
+    return f"{NAMES.get(paper, (paper,))[0]}, {name.replace('_', ' ').capitalize()}"
+
+
 def scorecard(grids: Iterable[Grid]) -> Scorecard:
     """All claims of artefacts, by outcome."""
     return Scorecard(tuple(finding for grid in grids for finding in grid.findings))
