@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from dpbench.config.schema import TrackerSettings
@@ -26,11 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     settings = TrackerSettings(project=chosen.project, entity=chosen.entity)
     mode, why = choose_mode(settings)
     if mode != "online":
-        print(
-            f"It would save a report of all tables and figures and a workspace of the runs to the W&B project "
-            f"{chosen.project}, but W&B is {mode} ({why}); log in with: wandb login",
-            file=sys.stderr,
-        )
+        what = f"a report of all tables and figures and a workspace of the runs to the W&B project {chosen.project}"
+        print(f"It would save {what}, but W&B is {mode} ({why})", file=sys.stderr)
         return 2
     save(settings, chosen.results)
     return 0
@@ -46,11 +44,19 @@ def save(settings: TrackerSettings, results_dir: Path) -> None:
     from dpbench.report import build_grid
     from dpbench.report.wandb import build_report, build_workspace, log_output
 
-    evidence = Evidence(results_dir, Hashes(RecordIndex(results_dir)))
+    evidence = Evidence(results_dir, hashes(results_dir))
     grids = [build_grid(artefact, evidence) for artefact in load_all(conf_folder() / "paper")]
     log_output(settings, results_dir, grids, print)
     print(build_report(settings, grids).save().url)
     print(build_workspace(settings).save().url)
+
+
+def hashes(results_dir: Path) -> Callable[[tuple[str, ...]], str | None]:
+    """The configuration hash of every run, as the reproduction looks it up."""
+    from dpbench.reproduction.hashes import Hashes
+    from dpbench.reproduction.index import RecordIndex
+
+    return Hashes(RecordIndex(results_dir))
 
 
 if __name__ == "__main__":

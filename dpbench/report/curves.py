@@ -106,7 +106,7 @@ def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
     frequencies, before = spectrum(signal)
     seen = spectrum(observed).power
     taps = yaml.safe_load((folder / "config.yaml").read_text()).get("filter", {})
-    gain = 1.0
+    gain = np.ones_like(frequencies)
     if "b" in taps and "a" in taps:
         gain = np.abs(frequency_response(taps["b"], taps["a"], frequencies)) ** 2
     positive = frequencies > 0

@@ -9,34 +9,40 @@ import hashlib
 import inspect
 import io
 import itertools
+import math
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from PIL import Image
 
 from dpbench.claims.computed import Style
+from dpbench.claims.draw import numeric
+from dpbench.report import legend as legends
 from dpbench.report import palette
+from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Series
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
 LEFT, RIGHT = 0.5, 0.1
 PANEL = (1.35, 2.2)  # height of one panel among several, and of one alone
-LETTERS = 62  # of the title's size, that fit into the width
+LETTERS = 54  # of the title's size, that fit into the width
 LETTER = 0.055  # inches, of a tick's label
 UPRIGHT = 8  # labels of a map; more stand upright
 BAR = 0.6  # inches beside a map, for its scale
 PIXELS = 200  # to the inch, of a PNG
-STYLE: Mapping[str, Any] = {
+COLOURS = 96  # of a PNG, all that a picture has but for the blurring of edges
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that letters are the same everywhere
     "font.size": 7.5,
     "axes.titlesize": 7.5,
+    "axes.titley": 1.0,  # or each title is measured against all that could be above its axes
     "axes.labelsize": 7.5,
     "xtick.labelsize": 6.5,
     "ytick.labelsize": 6.5,
@@ -58,7 +64,7 @@ STYLE: Mapping[str, Any] = {
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = inspect.getsource(inspect.getmodule(fingerprint) or palette) + inspect.getsource(palette)
+    program = "".join(map(inspect.getsource, (sys.modules[__name__], legends, palette)))
     return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
 
 
@@ -66,17 +72,18 @@ def files_of(picture: Picture) -> tuple[bytes, bytes]:
     """The picture as SVG, which holds the fingerprint, and as PNG."""
     figure = draw(picture)
     svg, png = io.BytesIO(), io.BytesIO()
-    with mpl.rc_context(dict(STYLE)):
+    with mpl.rc_context(STYLE):
         description = {"Date": None, "Creator": None, "Title": picture.title, "Description": fingerprint(picture)}
-        FigureCanvasSVG(figure).print_svg(svg, metadata=description)
-        figure.set_dpi(PIXELS)
-        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None, "Title": picture.title})
-    return svg.getvalue(), png.getvalue()
+        figure.savefig(svg, format="svg", metadata=description)
+        figure.savefig(png, format="png", dpi=PIXELS)
+    small = io.BytesIO()
+    Image.open(png).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return svg.getvalue(), small.getvalue()
 
 
 def draw(picture: Picture) -> Figure:
     """The figure: title, panels in one or two columns, legend below them."""
-    with mpl.rc_context(dict(STYLE)):
+    with mpl.rc_context(STYLE):
         return _Drawing(picture).figure
 
 
@@ -85,18 +92,16 @@ class _Drawing:
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
-        self.colours = palette.colours_of(picture.names, methods=picture.methods)
-        self.marks = palette.marks_of(picture.names)
-        self.dashes = palette.dashes_of(picture.names, self.colours)
+        self.looks = palette.looks_of(picture.names, methods=picture.methods)
         title = textwrap.wrap(picture.title, LETTERS)
-        subtitle = textwrap.wrap(picture.subtitle, LETTERS + 6)
+        subtitle = textwrap.wrap(picture.subtitle, LETTERS + 14)
         count = len(picture.panels)
         self.columns = columns = 1 if count == 1 or isinstance(picture.panels[0], Map) else 2
         rows = -(-count // columns)
         height = self._height(columns)
         top = 0.1 + 0.15 * len(title) + 0.13 * len(subtitle) + 0.12
         head, foot = (0.2 if count > 1 else 0.05), self._foot()
-        legend = self._legend_rows()
+        legend = rows_of(picture, self.looks, WIDTH - 0.2)
         total = top + rows * (head + height + foot) + 0.16 * len(legend) + 0.1
         self.figure = Figure(figsize=(WIDTH, total), facecolor="white")
         self.total = total
@@ -151,7 +156,7 @@ class _Drawing:
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.margins(x=0.06, y=0.1)
-        values = [y for series in plot.series for y in series.curve.y]
+        values = [y for series in plot.series for y in series.curve.y if math.isfinite(y)]
         if not values:
             axes.text(0.5, 0.5, "no number yet", transform=axes.transAxes, ha="center", color="#999999")
             axes.set_yticks([])
@@ -171,12 +176,13 @@ class _Drawing:
 
     @staticmethod
     def _tick_labels(plot: Plot, columns: int) -> list[str]:
-        """Names are cut into lines of the room that each has."""
+        """Names are cut into lines of the room that each has; of crowded numbers every second is left out."""
         ticks = [label for _, label in plot.ticks or ()]
         room = int((WIDTH / columns - LEFT - RIGHT) / (LETTER * max(len(ticks), 1)))
-        if max(map(len, ticks), default=0) <= room:
-            return ticks
-        return ["\n".join(textwrap.wrap(label, max(room, 5))) for label in ticks]
+        longest = max(map(len, ticks), default=0)
+        if numeric(tuple(ticks)):
+            return ticks if longest < room else [label if place % 2 == 0 else "" for place, label in enumerate(ticks)]
+        return ticks if longest <= room else ["\n".join(textwrap.wrap(label, max(room, 5))) for label in ticks]
 
     @staticmethod
     def _keep_in_view(axes: Axes, plot: Plot) -> None:
@@ -192,7 +198,7 @@ class _Drawing:
 
     def _series(self, axes: Axes, series: Series) -> None:
         curve = series.curve
-        colour, mark = self.colours[curve.name], self.marks[curve.name]
+        colour, mark, dashes = self.looks[curve.name]
         if curve.style == Style.BARS:
             axes.bar(curve.x, curve.y, color=colour, width=_bar_width(curve.x), alpha=0.7)
             return
@@ -203,8 +209,8 @@ class _Drawing:
             how |= {"linestyle": ":" if joined else "none", "linewidth": 0.7, "zorder": 2}
             axes.plot(curve.x, curve.y, **how)
             return
-        how |= {"linestyle": self.dashes[curve.name] if joined else "none", "zorder": 3}
-        if not series.band and (curve.style == Style.MARKS or len(curve.x) <= 40):
+        how |= {"linestyle": dashes if joined else "none", "zorder": 3}
+        if series.marked:
             how["marker"] = mark
         axes.plot(curve.x, curve.y, **how)
         if series.spread is None:
@@ -231,45 +237,7 @@ class _Drawing:
         beside = (box.x1 - (BAR - 0.08) / WIDTH, box.y0, 0.1 / WIDTH, box.height)
         bar = self.figure.colorbar(image, cax=self.figure.add_axes(beside))
         bar.set_label(panel.label)
-        bar.outline.set_visible(False)  # type: ignore[operator]
-
-    def _entries(self) -> list[tuple[Line2D, str]]:
-        """What the legend tells: each line, and hollow from filled marks where both kinds are there."""
-        series = [
-            one for panel in self.picture.panels if isinstance(panel, Plot) for one in panel.series if one.curve.x
-        ]
-        entries = []
-        ours = any(not one.curve.printed for one in series)
-        if len(self.picture.names) > 1 or self.picture.methods:
-            for name in dict.fromkeys(one.curve.name for one in series):
-                of_name = [one for one in series if one.curve.name == name]
-                marked = any(not one.band for one in of_name)
-                handle = Line2D([], [], color=self.colours[name], linestyle=self.dashes[name], markersize=4)
-                handle.set_marker(self.marks[name] if marked else "")
-                if not ours:
-                    handle.set(markerfacecolor="none", linestyle=":", markersize=6)
-                entries.append((handle, name))
-        if any(one.curve.printed for one in series):
-            hollow = Line2D([], [], color=palette.BASELINE, linestyle="none", marker="o", markersize=6)
-            hollow.set_markerfacecolor("none")
-            entries.append((hollow, "printed"))
-            if ours:
-                filled = Line2D([], [], color=palette.BASELINE, marker="o", markersize=3.5)
-                entries.append((filled, "ours"))
-        return entries
-
-    def _legend_rows(self) -> list[list[tuple[Line2D, str]]]:
-        """Entries in rows that the width holds."""
-        rows: list[list[tuple[Line2D, str]]] = []
-        used = 0.0
-        for handle, name in self._entries():
-            width = 0.42 + 0.06 * len(name)
-            if not rows or used + width > WIDTH - 0.2:
-                rows.append([])
-                used = 0.0
-            rows[-1].append((handle, name))
-            used += width
-        return rows
+        bar.outline.set_visible(False)
 
     def _legend(self, rows: Sequence[Sequence[tuple[Line2D, str]]], y: float) -> None:
         for row in rows:

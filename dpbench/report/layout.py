@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dpbench.claims import Artefact, Cell
@@ -134,11 +135,12 @@ def _over_axis(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw,
     for place, (name, inside) in enumerate(lines):
         shift = 0.0 if numbers else step * (place - (len(lines) - 1) / 2)
         known = [(entry, places[entry.cell.at[draw.x]] + shift) for entry in inside]
-        theirs = [(x, entry.cell.printed.value) for entry, x in known if entry.cell.printed is not None]
-        found = [(x, entry.value, entry.spread) for entry, x in known if entry.value is not None]
+        theirs = [(x, entry.cell.printed.value if entry.cell.printed is not None else None) for entry, x in known]
         printed.append(Series(_curve(name, theirs, printed=True), joined=numbers))
-        spread = tuple(one or 0.0 for _, _, one in found) if any(one is not None for *_, one in found) else None
-        ours.append(Series(_curve(name, [(x, y) for x, y, _ in found]), spread, joined=numbers))
+        found = _curve(name, [(x, entry.value) for entry, x in known])
+        spreads = [entry.spread for entry, _ in known] if found.x else []
+        spread = tuple(one or 0.0 for one in spreads) if any(one is not None for one in spreads) else None
+        ours.append(Series(found, spread, joined=numbers))
     ticks = tuple((places[label], label) for label in labels)
     return Plot(
         title, Axis(draw.x, log=numbers and _crowded(places.values())), _y_axis(entries), (*printed, *ours), ticks
@@ -152,8 +154,11 @@ def _crowded(places: Collection[float]) -> bool:
     return ordered[0] > 0 and closest < CLOSE * (ordered[-1] - ordered[0])
 
 
-def _curve(name: str, points: Sequence[tuple[float, float]], *, printed: bool = False) -> Curve:
-    return Curve(name, tuple(x for x, _ in points), tuple(y for _, y in points), Style.LINE, printed)
+def _curve(name: str, points: Sequence[tuple[float, float | None]], *, printed: bool = False) -> Curve:
+    """A line with a gap, which is NaN, where a number is missing; without points if there is none at all."""
+    known = any(y is not None for _, y in points)
+    ys = [math.nan if y is None else y for _, y in points]
+    return Curve(name, tuple(x for x, _ in points) if known else (), tuple(ys) if known else (), Style.LINE, printed)
 
 
 def _course(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str) -> Plot:

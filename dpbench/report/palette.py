@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
@@ -29,6 +30,27 @@ WITHOUT_PRIVACY = ("AdamW", "Lora")
 OTHERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555")
 DASHES = ("-", "--", "-.")
 MARKS = "osD^vPX<>*h"
+
+
+class Look(NamedTuple):
+    """How a line is drawn.
+
+    Attributes:
+        colour: of line and marks.
+        mark: matplotlib's letter for it.
+        dashes: of the line, "-" for a solid one.
+    """
+
+    colour: str
+    mark: str
+    dashes: Any
+
+
+def looks_of(names: Sequence[str], *, methods: bool) -> Mapping[str, Look]:
+    """How each line is drawn, so that all differ; arguments as of `colours_of`."""
+    colours, marks = colours_of(names, methods=methods), marks_of(names)
+    dashes = dashes_of(names, colours)
+    return {name: Look(colours[name], marks[name], dashes[name]) for name in names}
 
 
 def colours_of(names: Sequence[str], *, methods: bool) -> Mapping[str, str]:

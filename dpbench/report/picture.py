@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpbench.claims.computed import Axis, Curve
+from dpbench.claims.computed import Axis, Curve, Style
 from dpbench.claims.notation import Labels
+
+MARKED = 40  # points of a line that are marked one by one
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,12 @@ class Series:
     spread: tuple[float, ...] | None = None
     band: bool = False
     joined: bool = True
+
+    @property
+    def marked(self) -> bool:
+        """Whether points are marked: not where they are too many, nor on curves over a course."""
+        style, count = self.curve.style, len(self.curve.x)
+        return style in (Style.MARKS, Style.BARS) or (style == Style.LINE and not self.band and count <= MARKED)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dpbench.report.selection import selection_of
 from dpbench.tracking import log_once
 
 if TYPE_CHECKING:
-    from wandb_workspaces.reports import v2 as reports
+    import wandb_workspaces.reports.v2 as reports
     from wandb_workspaces.workspaces import Workspace
 
 JOB_TYPE = "report"
@@ -42,7 +42,7 @@ def log_output(
     def content() -> dict[str, Any]:
         import wandb
 
-        logged: dict[str, Any] = {"scorecard": wandb.Table(columns=["paper", *Outcome], data=_counts(grids))}
+        logged: dict[str, Any] = {"scorecard": wandb.Table(columns=["paper", *map(str, Outcome)], data=_counts(grids))}
         for grid in grids:
             name = f"{grid.artefact.paper}/{grid.artefact.name}"
             logged[name] = wandb.Table(columns=list(COLUMNS), data=_lines(grid))
@@ -72,11 +72,11 @@ def _lines(grid: Grid) -> list[list[str]]:
 
 def build_report(settings: TrackerSettings, grids: Sequence[Grid]) -> reports.Report:
     """The report: the scorecard, then each paper's tables and pictures as the last run of `log_output` logged them."""
+    import wandb_workspaces.reports.v2 as reports
     from wandb_workspaces import expr
-    from wandb_workspaces.reports import v2 as reports
 
     # Without a project of its own a set has the runs of the report's.
-    ours = reports.Runset(name="tables", filters=[expr.Metric("JobType") == JOB_TYPE])
+    ours = reports.Runset(name="tables", filters=expr.And(expr.Metric("JobType") == JOB_TYPE))
     blocks: list[Any] = [
         reports.P("What five papers claim about private optimizers, and what runs under one ledger came to."),
         reports.TableOfContents(),
@@ -117,8 +117,8 @@ def _section(grid: Grid) -> str:
 
 def build_workspace(settings: TrackerSettings) -> Workspace:
     """The workspace of the training runs: accuracy, loss and eps over epochs, grouped by algorithm."""
+    import wandb_workspaces.reports.v2 as reports
     from wandb_workspaces import expr, workspaces
-    from wandb_workspaces.reports import v2 as reports
 
     algorithm = reports.Config("algo.name")
 
@@ -147,5 +147,5 @@ def build_workspace(settings: TrackerSettings) -> Workspace:
         project=settings.project,
         name="dpbench",
         sections=[training, ends],
-        runset_settings=workspaces.RunsetSettings(filters=[expr.Metric("JobType") == "train"]),
+        runset_settings=workspaces.RunsetSettings(filters=expr.And(expr.Metric("JobType") == "train")),
     )

@@ -1,0 +1,168 @@
+"""Writing all output: which files there are, which of them change, and that drawing is not done twice."""
+
+import csv
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_verdicts import World, digest
+
+from dpbench.claims import Artefact, Evidence, Kind, load_all
+from dpbench.config import conf_folder
+from dpbench.report import build_grid, write_output
+from dpbench.report import figures as drawing
+from dpbench.report.layout import picture_of
+
+NEW = "dataset=digits algo=disk eps=1"
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def artefacts() -> tuple[Artefact, ...]:
+    return load_all(conf_folder() / "paper")
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> list[str]:
+    """Pictures are named, not drawn."""
+    drawn: list[str] = []
+
+    def files_of(picture) -> tuple[bytes, bytes]:
+        drawn.append(picture.title)
+        return drawing.fingerprint(picture).encode(), b"png"
+
+    monkeypatch.setattr(drawing, "files_of", files_of)
+    return drawn
+
+
+def write(world: World, folder: Path, say=lambda _: None) -> set[str]:
+    changed = write_output([world.artefact()], world.evidence, folder, say)
+    return {str(path.relative_to(folder)) for path in changed}
+
+
+def test_what_is_written_once_is_left_alone_until_it_changes(world, tmp_path):
+    out = tmp_path / "out"
+    said: list[str] = []
+    everything = {f"adp/made_up.{suffix}" for suffix in ("md", "csv", "svg", "png")} | {"scorecard.md"}
+    assert write(world, out, said.append) == everything
+    assert said == ["drawing ADP, Made up: Made up"]
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*.*")}
+    assert write(world, out, said.append) == set()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.*")} == times
+    assert len(said) == 1
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    assert write(world, out) == everything
+
+
+def test_a_finding_that_the_picture_does_not_show_draws_nothing_anew(world, tmp_path, undrawn):
+    out = tmp_path / "out"
+    write(world, out)
+    world.run(NEW, 0, 60, "diverged")
+    assert write(world, out) == {"adp/made_up.md", "adp/made_up.csv", "scorecard.md"}
+    assert len(undrawn) == 1
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_a_picture_that_is_gone_is_drawn_again(world, tmp_path, undrawn, suffix):
+    out = tmp_path / "out"
+    write(world, out)
+    (out / f"adp/made_up.{suffix}").unlink()
+    assert f"adp/made_up.{suffix}" in write(world, out)
+    assert len(undrawn) == 2
+
+
+def test_a_picture_of_which_nothing_is_left_is_removed(world, tmp_path, undrawn):
+    out = tmp_path / "out"
+    write(world, out)
+
+    def unprinted(text: str) -> str:
+        head, _, rest = text.partition("values: |")
+        return f"{head}values: not printed\nwhere:{rest.partition('where:')[2]}"
+
+    changed = write_output([world.artefact(change=unprinted)], world.evidence, out, lambda _: None)
+    assert {path.suffix for path in changed} == {".svg", ".png", ".md", ".csv"}
+    assert not (out / "adp/made_up.svg").exists()
+    assert "![" not in (out / "adp/made_up.md").read_text()
+
+
+def test_a_file_is_replaced_as_a_whole(world, tmp_path, undrawn):
+    out = tmp_path / "out"
+    write(world, out)
+    assert not [path for path in out.rglob(".*") if path.is_file()]
+
+
+def check(out: Path, artefacts: tuple[Artefact, ...], evidence: Evidence) -> None:
+    """Every artefact has its page, its table where it has cells, and its picture where there is something to show."""
+    for artefact in artefacts:
+        stem = out / artefact.paper / artefact.name
+        page = stem.with_suffix(".md").read_text()
+        assert page.startswith("# "), artefact.where
+        assert f"artefact={artefact.name}" in page or artefact.kind == Kind.NOT_REPRODUCIBLE
+        if artefact.cells:
+            with stem.with_suffix(".csv").open() as stream:
+                assert len(list(csv.DictReader(stream))) == len(artefact.cells), artefact.where
+        drawn = picture_of(build_grid(artefact, evidence)) is not None
+        assert stem.with_suffix(".svg").exists() == stem.with_suffix(".png").exists() == drawn
+        assert f"]({artefact.name}.svg)" in page or not drawn
+        assert str(out) not in page
+
+
+def test_every_artefact_has_its_files_while_nothing_is_run(tmp_path, artefacts, undrawn):
+    evidence = Evidence(tmp_path, digest)
+    write_output(artefacts, evidence, tmp_path, lambda _: None)
+    check(tmp_path, artefacts, evidence)
+    # Nothing else has a printed number to show, or says that it can't be laid out.
+    assert len(undrawn) == sum(artefact.draw is not None and artefact.printed for artefact in artefacts) == 27
+    assert write_output(artefacts, evidence, tmp_path, lambda _: None) == []
+
+
+def made_up(artefacts: tuple[Artefact, ...], results: Path, count: int) -> int:
+    """Records of so many runs, with learning curves; searches of up to ten candidates."""
+    chance = random.Random(0)
+    made = 0
+    for cell in _cells(artefacts):
+        middle = cell.printed.value if cell.printed is not None else 50.0
+        for place, candidate in enumerate(cell.candidates):
+            for seed in range(1 if place else cell.seeds):
+                folder = results / "runs" / digest(candidate) / str(seed)
+                if folder.exists() or made >= count:
+                    continue
+                folder.mkdir(parents=True)
+                made += 1
+                end = middle + chance.gauss(0, 0.5) - place
+                metrics = [
+                    {"step": 10 * k, "epoch": k, "test_accuracy": end / 100 * k / 40, "eps": 0.1} for k in range(41)
+                ]
+                (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+                summary = {"test_accuracy": {"final": end / 100, "best": end / 100}, "eps": 1.0, "target_eps": 1.0}
+                (folder / "summary.json").write_text(json.dumps(summary))
+                (folder / "status.json").write_text('{"status": "finished"}')
+                (folder / "provenance.json").write_text(json.dumps({"started": "2026-01-01", "commit": "0" * 40}))
+    return made
+
+
+def _cells(artefacts: tuple[Artefact, ...]) -> Iterator:
+    for artefact in artefacts:
+        yield from (cell for cell in artefact.cells if cell.runs and cell.overrides and len(cell.candidates) <= 10)
+
+
+@pytest.mark.slow
+def test_all_is_drawn_from_five_thousand_records_in_reasonable_time(tmp_path, artefacts):
+    results, out = tmp_path / "results", tmp_path / "out"
+    assert made_up(artefacts, results, 5000) == 5000
+    evidence = Evidence(results, digest)
+    start = time.perf_counter()
+    write_output(artefacts, evidence, out, lambda _: None)
+    cold = time.perf_counter() - start
+    check(out, artefacts, evidence)
+    start = time.perf_counter()
+    assert write_output(artefacts, evidence, out, lambda _: None) == []
+    warm = time.perf_counter() - start
+    assert (cold < 60, warm < 20) == (True, True), (cold, warm)
