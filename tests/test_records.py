@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,9 @@ def test_the_provenance_names_code_versions_and_machine(finished):
     origin = read(finished, "provenance.json")
     assert origin["commit"] is None or re.fullmatch(r"[0-9a-f]{40}", origin["commit"])
     assert origin["dirty"] in (None, True, False)
+    started = datetime.fromisoformat(origin["started"])
+    assert started.tzinfo is not None
+    assert timedelta(0) <= datetime.now(UTC) - started < timedelta(hours=1)
     assert origin["versions"]["torch"] == version("torch")
     assert origin["versions"]["dp-accounting"] == version("dp-accounting")
     assert "algo=disk" in origin["command"]

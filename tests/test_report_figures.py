@@ -183,6 +183,16 @@ def test_a_map_has_colours_for_the_cells_that_are_there(tmp_path):
     assert np.isnan(data).sum() == 28
 
 
+def test_long_labels_of_a_map_stand_upright_within_the_picture(tmp_path):
+    artefact = load_artefact(PAPERS / "disk" / "figure_8a.yaml")
+    record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[40.0]], [1.0])
+    figure = draw(picture(artefact, Evidence(tmp_path, digest)))
+    labels = figure.axes[0].get_xticklabels()
+    assert {label.get_rotation() for label in labels} == {90.0}
+    figure.canvas.draw()
+    assert figure.axes[0].get_tightbbox().y0 >= 0
+
+
 def test_spectra_of_recorded_gradients(tmp_path):
     """The gradient is one cosine, the noise none: power where the cosine is; behind the filter, times its gain."""
     artefact = load_artefact(PAPERS / "doppler" / "figure_2.yaml")
@@ -228,6 +238,22 @@ def test_computed_panels_are_drawn_in_their_styles(tmp_path):
     assert [line.get_drawstyle() for line in first.lines] == ["default", "steps-post", "default"]
     assert [line.get_markerfacecolor() == "none" for line in first.lines] == [False, False, True]
     assert [bar.get_height() for bar in second.patches] == [5.0, 6.0]
+
+
+def test_computed_panels_stand_behind_those_of_runs(tmp_path):
+    """The noise of a figure is computed, its accuracy trained."""
+    curve = Curve("ADP", (0.0, 10.0), (0.2, 0.1))
+    content = Computed(panels=(Panel("noise", Axis("step"), Axis("noise"), (curve,)),))
+    write_computed(path_of(tmp_path, "adp", "figure_1"), content, {})
+    alone = of_file("adp/figure_1", tmp_path)
+    assert [panel.title for panel in alone.panels] == ["noise"]
+    assert alone.subtitle == "not run yet; other curves computed"
+    artefact = load_artefact(PAPERS / "adp" / "figure_1.yaml")
+    record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[10.0, 20.0]], [0.0, 1.0])
+    both = of_file("adp/figure_1", tmp_path)
+    assert [panel.title for panel in both.panels] == ["", "noise"]
+    first, second = panels(draw(both))
+    assert first.lines[0].get_color() == second.lines[0].get_color()  # one method, one colour
 
 
 # Layout and colours.
@@ -318,6 +344,7 @@ def test_axes_that_a_file_does_not_place_are_panels():
         ({"x": "eps", "lines": "algo"}, "draw.lines=algo: expected one of the axes"),
         ({"x": "eps", "lines": "eps"}, "draw=eps: expected each axis in one place"),
         ({"x": "eps", "y": "data", "lines": "method"}, "draw.lines=method: expected no lines in a map"),
+        ({"x": "epoch", "y": "data"}, "draw.y=data: expected one of the axes method, data, eps, where x is one too"),
         ({"x": "eps", "colour": "red"}, "draw.colour=red: expected one of the keys x, y, lines, panels"),
         ("eps", "draw=eps: expected a mapping with x, lines, panels or y, or none"),
     ],

@@ -158,11 +158,13 @@ def test_all_is_drawn_from_five_thousand_records_in_reasonable_time(tmp_path, ar
     results, out = tmp_path / "results", tmp_path / "out"
     assert made_up(artefacts, results, 5000) == 5000
     evidence = Evidence(results, digest)
-    start = time.perf_counter()
+    start = time.process_time()  # what others do on the machine at the time is not counted
     write_output(artefacts, evidence, out, lambda _: None)
-    cold = time.perf_counter() - start
+    cold = time.process_time() - start
     check(out, artefacts, evidence)
-    start = time.perf_counter()
+    start = time.process_time()
     assert write_output(artefacts, evidence, out, lambda _: None) == []
-    warm = time.perf_counter() - start
-    assert (cold < 60, warm < 20) == (True, True), (cold, warm)
+    warm = time.process_time() - start
+    print(f"cold {cold:.1f} s, warm {warm:.1f} s")
+    assert cold < 40
+    assert warm < 15

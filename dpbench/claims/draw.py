@@ -82,7 +82,7 @@ def parse_draw(content: Any, axes: Mapping[str, Labels], field: str = "draw") ->
     x, y = str(content.get("x")), content.get("y")
     known = f"one of the axes {', '.join(axes)}"
     require(x in (*axes, *COURSE, FREQUENCY), f"{field}.x", x, f"{known}, or {', '.join((*COURSE, FREQUENCY))}")
-    require(y is None or y in axes, f"{field}.y", y, known)
+    require(y is None or (y in axes and x in axes), f"{field}.y", y, f"{known}, where x is one too")
     lines, panels = (_names(content.get(key), f"{field}.{key}", axes) for key in ("lines", "panels"))
     require(y is None or not lines, f"{field}.lines", ", ".join(lines), "no lines in a map, which has y")
     used = [axis for axis in (x, y, *lines, *panels) if axis in axes]

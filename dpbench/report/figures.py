@@ -34,7 +34,6 @@ LEFT, RIGHT = 0.5, 0.1
 PANEL = (1.35, 2.2)  # height of one panel among several, and of one alone
 LETTERS = 54  # of the title's size, that fit into the width
 LETTER = 0.055  # inches, of a tick's label
-UPRIGHT = 8  # labels of a map; more stand upright
 BAR = 0.6  # inches beside a map, for its scale
 PIXELS = 200  # to the inch, of a PNG
 COLOURS = 96  # of a PNG, all that a picture has but for the blurring of edges
@@ -138,7 +137,7 @@ class _Drawing:
         """Room for the labels below a panel, which stand upright where there are many."""
         panel = self.picture.panels[0]
         if isinstance(panel, Map):
-            return 0.75 if len(panel.columns) > UPRIGHT else 0.42
+            return 0.42 if not _upright(panel) else 0.35 + LETTER * max(map(len, panel.columns))
         lines = max((label.count("\n") for label in self._tick_labels(panel, 2)), default=0)
         return 0.42 + 0.1 * lines
 
@@ -228,7 +227,7 @@ class _Drawing:
         values = [[float("nan") if value is None else value for value in row] for row in panel.values]
         image = axes.imshow(values, cmap="cividis", aspect="auto", origin="lower", interpolation="nearest")
         axes.grid(visible=False)
-        axes.set_xticks(range(len(panel.columns)), panel.columns, rotation=90 if len(panel.columns) > UPRIGHT else 0)
+        axes.set_xticks(range(len(panel.columns)), panel.columns, rotation=90 if _upright(panel) else 0)
         axes.set_yticks(range(len(panel.rows)), panel.rows)
         axes.set_xlabel(panel.x)
         axes.set_ylabel(panel.y)
@@ -254,6 +253,12 @@ class _Drawing:
                 borderaxespad=0,
             )
             y += 0.16
+
+
+def _upright(panel: Map) -> bool:
+    """Whether the labels below a map stand upright, as they would run into each other."""
+    room = (WIDTH - LEFT - RIGHT - BAR) / len(panel.columns)
+    return LETTER * (max(map(len, panel.columns)) + 1) > room
 
 
 def _bar_width(places: Sequence[float]) -> float:

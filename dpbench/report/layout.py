@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Axis, Computed, Curve, Style
+from dpbench.claims.computed import Axis, Curve, Panel, Style
 from dpbench.claims.draw import FREQUENCY, METHODS, Draw, numeric
 from dpbench.claims.notation import Labels
 from dpbench.report.curves import Learning, learning_curve, power_spectra
@@ -24,31 +24,29 @@ DODGE_OF_TWO = 0.2
 
 
 def picture_of(grid: Grid) -> Picture | None:
-    """What is drawn of an artefact; None where there is neither a printed number nor one of ours, or no layout."""
+    """What is drawn of an artefact: panels of its cells, and those that a program computed; None where there are none.
+
+    Cells make panels where any of them has a number, printed or ours, and the file has a layout.
+    """
     artefact = grid.artefact
-    if grid.computed is not None and grid.computed.panels:
-        return _computed(artefact, grid.computed)
-    if artefact.draw is None:
+    panels = tuple(_panels(grid, artefact.draw)) if artefact.draw is not None else ()
+    if not any(_drawn(panel) for panel in panels):
+        panels = ()
+    computed = () if grid.computed is None else tuple(_computed(panel) for panel in grid.computed.panels)
+    if not panels and not computed:
         return None
-    plots = tuple(_panels(grid, artefact.draw))
-    if not any(_drawn(plot) for plot in plots):
-        return None
-    wanted = [entry for entry in grid.entries.values() if entry.cell.runs]
-    there = [entry for entry in wanted if entry.value is not None]
+    told = [_subtitle(grid, artefact.draw)] if artefact.draw is not None else []
     return Picture(
         title=title_of(artefact),
-        subtitle=_subtitle(artefact.draw, wanted, there),
-        panels=plots,
-        names=_names(plots),
-        methods=METHODS in artefact.draw.lines,
+        subtitle="; ".join([*told, *(["computed"] if not told else ["other curves computed"] if computed else [])]),
+        panels=(*panels, *computed),
+        names=_names((*panels, *computed)),
+        methods=METHODS in artefact.axes if artefact.draw is None else METHODS in artefact.draw.lines,
     )
 
 
-def _computed(artefact: Artefact, computed: Computed) -> Picture:
-    plots = tuple(
-        Plot(panel.title, panel.x, panel.y, tuple(Series(curve) for curve in panel.curves)) for panel in computed.panels
-    )
-    return Picture(title_of(artefact), "computed", plots, _names(plots), methods=METHODS in artefact.axes)
+def _computed(panel: Panel) -> Plot:
+    return Plot(panel.title, panel.x, panel.y, tuple(Series(curve) for curve in panel.curves))
 
 
 def title_of(artefact: Artefact) -> str:
@@ -57,9 +55,12 @@ def title_of(artefact: Artefact) -> str:
     return f"{PAPERS[artefact.paper]}, {kind.capitalize()} {number}: {artefact.title}"
 
 
-def _subtitle(draw: Draw, wanted: Sequence[Entry], there: Sequence[Entry]) -> str:
+def _subtitle(grid: Grid, draw: Draw) -> str:
+    """How many runs the numbers rest on, and how many cells have none."""
+    wanted = [entry for entry in grid.entries.values() if entry.cell.runs]
+    there = [entry for entry in wanted if entry.value is not None]
     if not there:
-        return "not run yet: printed values only"
+        return "not run yet: printed values only" if grid.artefact.printed else "not run yet"
     counts = sorted({entry.count for entry in there})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     several = f"mean ± standard deviation of {runs} runs" if counts[-1] > 1 else "one run each"

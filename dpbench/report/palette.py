@@ -11,7 +11,7 @@ from matplotlib.colors import to_hex
 
 # What a label has to contain, first match first; after it its colour. Baselines are grey, whatever their optimizer.
 METHODS = (
-    (("PMLF", "doubled", "released"), "#cc79a7"),
+    (("PMLF", "released"), "#cc79a7"),
     (("w/o PM",), "#7f3b66"),
     (("w/o LF",), "#e0a9c8"),
     (("KF", "DiSK"), "#0072b2"),
