@@ -36,9 +36,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def save(settings: TrackerSettings, results_dir: Path) -> None:
     """Log tables and pictures, save report and workspace, and print where they are."""
-    from dpbench.reproduction.hashes import Hashes
-    from dpbench.reproduction.index import RecordIndex
-
     from dpbench.claims import Evidence, load_all
     from dpbench.config import conf_folder
     from dpbench.report import build_grid

@@ -16,7 +16,7 @@ from dpbench.privacy.guarantee import NOT_COUNTED
 from dpbench.report.grid import Grid, build_grid
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
-from dpbench.report.run_curve import learning_curve
+from dpbench.report.run_curve import curve_svg
 from dpbench.report.runs import Configuration, Runs, read_runs
 from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
 from dpbench.tracking.record import write_atomically
@@ -93,4 +93,4 @@ def _details(runs: Runs, environment: Environment) -> Mapping[str, Markup]:
 
 def _curve(one: Configuration, *, merged: bool = False) -> Markup | None:
     name, unit = one.score
-    return learning_curve([run.points for run in one.runs], name, unit, merged=merged)
+    return curve_svg([run.points for run in one.runs], name, unit, merged=merged)

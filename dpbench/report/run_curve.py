@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 260, 120
 LEFT, RIGHT, TOP, BOTTOM = 34, 252, 18, 98
 
 
-def learning_curve(curves: Sequence[Points], name: str, unit: str, *, merged: bool = False) -> Markup | None:
+def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool = False) -> Markup | None:
     """A picture of a number by epoch, a line for each curve; None where there is nothing to draw.
 
     Args:

@@ -14,17 +14,19 @@ from dpbench.claims import Cell, Finding, Kind, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.inline_svg import inline_svg
+from dpbench.report.layout import PAPERS
 
 FIGURE_LIMIT = 150_000
 # Tables with more numbers are folded, and so are those of which nothing has been run.
 UNFOLDED = 40
 
-NAMES = {
-    "doppler": ("DOPPLER", "Zhang, Bu, Hong, Razaviyayn 2024", "2408.13460"),
-    "disk": ("DiSK", "Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024", "2410.03883"),
-    "adp": ("ADP", "Wu, Wang, Cristali, Gu, Willett 2021", "2110.07435"),
-    "dp_pmlf": ("DP-PMLF", "Xu, Ranbaduge, Wang, Rakotoarivelo, Smith 2025", "2511.08841"),
-    "dc_sgd": ("DC-SGD", "Wei, Li, Gong, Chen 2025", "2503.22988"),
+# Authors and year, and the number on arXiv.
+REFERENCES = {
+    "doppler": ("Zhang, Bu, Hong, Razaviyayn 2024", "2408.13460"),
+    "disk": ("Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024", "2410.03883"),
+    "adp": ("Wu, Wang, Cristali, Gu, Willett 2021", "2110.07435"),
+    "dp_pmlf": ("Xu, Ranbaduge, Wang, Rakotoarivelo, Smith 2025", "2511.08841"),
+    "dc_sgd": ("Wei, Li, Gong, Chen 2025", "2503.22988"),
 }
 
 
@@ -36,7 +38,7 @@ def anchor(where: str) -> str:
 def title(where: str) -> str:
     """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
     paper, name = where.removesuffix(".yaml").split("/")
-    return f"{NAMES.get(paper, (paper,))[0]}, {name.replace('_', ' ').capitalize()}"
+    return f"{PAPERS[paper]}, {name.replace('_', ' ').capitalize()}"
 
 
 def scorecard(grids: Iterable[Grid]) -> Scorecard:
@@ -54,17 +56,17 @@ class PaperView:
     @property
     def name(self) -> str:
         """Of its method."""
-        return NAMES[self.key][0]
+        return PAPERS[self.key]
 
     @property
     def authors(self) -> str:
         """With the year."""
-        return NAMES[self.key][1]
+        return REFERENCES[self.key][0]
 
     @property
     def arxiv(self) -> str:
         """Its number there."""
-        return NAMES[self.key][2]
+        return REFERENCES[self.key][1]
 
     @cached_property
     def score(self) -> Scorecard:
@@ -157,7 +159,7 @@ class ArtefactView:
         picture = inline_svg(
             self.results_dir / f"{self.file}.svg",
             f"{self.anchor}-",
-            f"{self.name} of {NAMES[self.grid.artefact.paper][0]}, drawn from our runs: {self.grid.artefact.title}",
+            f"{title(self.grid.artefact.where)}, drawn from our runs: {self.grid.artefact.title}",
         )
         return picture if picture is not None and len(picture) <= FIGURE_LIMIT else None
 
