@@ -17,7 +17,8 @@ from dpbench.report.grid import Grid, build_grid
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import curve_svg
-from dpbench.report.runs import Configuration, Runs, read_runs
+from dpbench.report.run_records import read_runs
+from dpbench.report.runs import Configuration, Runs
 from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
 from dpbench.tracking.record import write_atomically
 

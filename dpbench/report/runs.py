@@ -1,27 +1,21 @@
-"""What a page shows of the runs behind its numbers: by configuration, from their records."""
+"""What a page shows of the runs behind its numbers, by configuration."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
 from dpbench.privacy.guarantee import ACCOUNTS, difference, promise
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.report.grid import NOTHING, Grid
+from dpbench.report.grid import NOTHING
 from dpbench.report.run_curve import Points
-from dpbench.tracking.record import read_json
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with it
 # Settings that don't change the numbers, or stand elsewhere on the page.
 NOT_SHOWN = {
     "algo", "channels_last", "choices", "data", "device", "force", "fuse_seeds", "micro_batch", "overrides", "plan",
@@ -241,64 +235,6 @@ class Runs:
     def count(self) -> int:
         """How many runs."""
         return sum(len(configuration.runs) for configuration in self.configurations)
-
-
-def read_runs(grids: Iterable[Grid]) -> Runs:
-    """The runs behind the numbers of these artefacts, and those that ended badly in their place."""
-    folders: dict[str, set[Path]] = {}
-    users: dict[str, dict[str, None]] = {}
-    for grid in grids:
-        for entry in grid.entries.values():
-            for folder in (*(run.folder for run in entry.runs), *map(Path, entry.broken)):
-                folders.setdefault(folder.parent.name, set()).add(folder)
-                users.setdefault(folder.parent.name, {})[grid.artefact.where] = None
-    made: dict[Made, int] = {}
-    found = [_configuration(digest, folders[digest], tuple(users[digest]), made) for digest in folders]
-    return Runs(tuple(found), tuple(made))
-
-
-def _configuration(
-    digest: str, folders: Iterable[Path], artefacts: tuple[str, ...], made: dict[Made, int]
-) -> Configuration:
-    ordered = sorted(folders, key=lambda folder: int(folder.name))
-    config = next((content for folder in ordered if (content := _yaml(folder / "config.yaml"))), {})
-    ledger = next((content for folder in ordered if (content := read_json(folder / "ledger.json"))), {})
-    return Configuration(digest, tuple(_run(folder, made) for folder in ordered), config, ledger, artefacts)
-
-
-def _run(folder: Path, made: dict[Made, int]) -> RunView:
-    status, origin = read_json(folder / "status.json"), read_json(folder / "provenance.json")
-    reason = status.get("reason")
-    return RunView(
-        seed=int(folder.name),
-        status=str(status.get("status", "unknown")) + (f": {reason}" if reason else ""),
-        summary=read_json(folder / "summary.json"),
-        seconds=origin.get("wall_seconds"),
-        made=made.setdefault(Made.of(origin), len(made) + 1) if origin else None,
-        points=_points(folder / "metrics.jsonl"),
-    )
-
-
-def _points(path: Path) -> Points:
-    """(epoch, test accuracy in per cent), or test losses where there are no accuracies; none where unreadable."""
-    try:
-        lines = json.loads(f"[{','.join(path.read_text().splitlines())}]")
-    except (OSError, ValueError):
-        return ()
-    return _curve(lines, "test_accuracy", 100.0) or _curve(lines, "test_loss", 1.0)
-
-
-def _curve(lines: Iterable[Mapping[str, Any]], name: str, factor: float) -> Points:
-    both = ((line.get("epoch"), line.get(name)) for line in lines)
-    return [(float(epoch), factor * float(value)) for epoch, value in both if epoch is not None and value is not None]
-
-
-def _yaml(path: Path) -> Mapping[str, Any]:
-    try:
-        content = yaml.load(path.read_text(), Loader=_Loader)
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _stage(value: Mapping[str, Any]) -> str:
