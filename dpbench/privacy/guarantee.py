@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from dpbench.privacy.plan import Plan
+from dpbench.privacy.sampling import Scheme
 
 ACCOUNTS = {
     "pld": "privacy loss distributions (numerical, rounded upwards)",
@@ -18,6 +20,53 @@ NOT_COUNTED = (
 )
 
 
+def promise(
+    scheme: Scheme,
+    *,
+    steps: int,
+    beside: Iterable[str],
+    correlated: bool,
+    eps: float,
+    delta: float,
+    accountant: str,
+    size: int,
+) -> str:
+    """Who is protected, against what, and how it was accounted for.
+
+    Args:
+        scheme: how batches are drawn.
+        steps: releases.
+        beside: names of what is released beside each sum.
+        correlated: whether noise is correlated between steps.
+        eps: spent by all of them.
+        delta: of the guarantee.
+        accountant: that found eps.
+        size: training samples N.
+    """
+    if math.isinf(eps):
+        return "No guarantee: the run adds no noise, or too little to bound anything."
+    parts = sorted(set(beside))
+    also = f" Beside each sum, {' and '.join(parts)} of the same batch is released, and counted." if parts else ""
+    together = (
+        " Noise is correlated between steps; all steps are accounted for as one release of a matrix mechanism."
+        if correlated
+        else ""
+    )
+    return (
+        f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model at every one of "
+        f"its {steps} steps. It protects each of the {size} training samples by itself (neighbouring data sets: "
+        f"{scheme.neighbouring}). Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}.{also}{together}"
+    )
+
+
+def difference(published: float) -> str:
+    """What it means that the noise was set by a publication's rule, which states another eps."""
+    return (
+        f"Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
+        "cover how the batches are drawn or how much noise is added."
+    )
+
+
 def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: int, published: float | None) -> str:
     """A paragraph: who is protected, against what, how it was accounted for, and what is not counted.
 
@@ -29,24 +78,17 @@ def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: in
         size: training samples N.
         published: eps that a publication's rule states for the same run; None without one.
     """
+    promised = promise(
+        plan.scheme,
+        steps=len(plan),
+        beside=(part.name for run in plan.runs for part in run.release.beside),
+        correlated=plan.correlation is not None,
+        eps=eps,
+        delta=delta,
+        accountant=accountant,
+        size=size,
+    )
     if math.isinf(eps):
-        return "No guarantee: the run adds no noise, or too little to bound anything."
-    parts = sorted({part.name for run in plan.runs for part in run.release.beside})
-    beside = f" Beside each sum, {' and '.join(parts)} of the same batch is released, and counted." if parts else ""
-    together = (
-        " Noise is correlated between steps; all steps are accounted for as one release of a matrix mechanism."
-        if plan.correlation is not None
-        else ""
-    )
-    text = (
-        f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model at every one of "
-        f"its {len(plan)} steps. It protects each of the {size} training samples by itself (neighbouring data sets: "
-        f"{plan.scheme.neighbouring}). Batches: {plan.scheme.words}. Accounted for by "
-        f"{ACCOUNTS[accountant]}.{beside}{together} {NOT_COUNTED}"
-    )
-    if published is not None:
-        text += (
-            f" Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
-            "cover how the batches are drawn or how much noise is added."
-        )
-    return text
+        return promised
+    differs = "" if published is None else f" {difference(published)}"
+    return f"{promised} {NOT_COUNTED}{differs}"

@@ -1,0 +1,41 @@
+"""How a page shows an outcome: by colour, by sign and in words, so that no reader needs the colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dpbench.claims import Outcome
+
+
+@dataclass(frozen=True)
+class Look:
+    """The looks of an outcome.
+
+    Attributes:
+        sign: one character.
+        tone: "good", "bad", "open" or "none", a class of the style sheet.
+        meaning: when a claim has this outcome.
+    """
+
+    sign: str
+    tone: str
+    meaning: str
+
+
+LOOKS = {
+    Outcome.REPRODUCED: Look(
+        "✓", "good", "our mean lies within the tolerance of the printed number: one unit or two standard errors"
+    ),
+    Outcome.ABOVE: Look("▲", "open", "our mean lies above the printed number by more than that"),
+    Outcome.BELOW: Look("▼", "bad", "our mean lies below the printed number by more than that"),
+    Outcome.ORDER_HOLDS: Look("✓", "good", "an order or trend holds in our numbers by more than their noise"),
+    Outcome.ORDER_FAILS: Look("✗", "bad", "our numbers say the contrary by more than their noise"),
+    Outcome.ORDER_OPEN: Look("≈", "open", "our numbers differ by less than their noise"),
+    Outcome.TOO_FEW_SEEDS: Look("…", "open", "some runs have finished, fewer than the number is the mean of"),
+    Outcome.ACCOUNTING_DIFFERS: Look(
+        "≠", "open", "the runs spend more eps than the paper says, so that numbers do not decide"
+    ),
+    Outcome.NOT_RUN: Look("○", "none", "no runs yet; what they need is said there"),
+    Outcome.FAILED: Look("!", "bad", "runs ended in an error, diverged, or are not what was planned"),
+    Outcome.NOT_JUDGED: Look("–", "none", "a claim in words, which no number decides"),
+}

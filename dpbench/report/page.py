@@ -1,0 +1,97 @@
+"""results/index.html: all verdicts, tables, figures, runs and methods on one page, which needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dpbench.claims import PAPERS, Artefact, Evidence
+from dpbench.config import conf_folder
+from dpbench.privacy.guarantee import NOT_COUNTED
+from dpbench.report.grid import Grid, build_grid
+from dpbench.report.method_pages import method_pages
+from dpbench.report.outcomes import LOOKS
+from dpbench.report.run_curve import curve_svg
+from dpbench.report.run_records import read_runs
+from dpbench.report.runs import Configuration, Runs
+from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
+from dpbench.tracking.record import write_atomically
+
+FILE = "index.html"
+# A page of some 10 MB still opens on a phone; tables and verdicts of all papers take 2 to 3 of them.
+RUNS_LIMIT = 5_000_000
+
+
+def write_page(artefacts: Sequence[Artefact], evidence: Evidence, results_dir: Path) -> Path:
+    """Write <results_dir>/index.html, as a whole, from the records as they are now.
+
+    Figures are those in <results_dir>/<paper>/<artefact>.svg, so they are to be written before.
+
+    Args:
+        artefacts: all that the page shows.
+        evidence: looks up their records.
+        results_dir: gets the page.
+    """
+    results_dir.mkdir(parents=True, exist_ok=True)
+    path = results_dir / FILE
+    write_atomically(path, page([build_grid(artefact, evidence) for artefact in artefacts], results_dir))
+    return path
+
+
+def page(grids: Sequence[Grid], results_dir: Path) -> str:
+    """The page as HTML."""
+    template = _environment().get_template("page.html.jinja")
+    runs = read_runs(grids)
+    shown = _details(runs, template.environment)
+    views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
+    papers = [PaperView(paper, tuple(view for view in views if view.grid.artefact.paper == paper)) for paper in PAPERS]
+    return template.render(
+        papers=[paper for paper in papers if paper.artefacts],
+        overall=scorecard(grids),
+        looks=LOOKS,
+        runs=runs,
+        shown=shown,
+        left_out=len(runs.configurations) - len(shown),
+        limit=RUNS_LIMIT // 1_000_000,
+        not_counted=NOT_COUNTED,
+        methods=method_pages(conf_folder().parent / "docs" / "methods"),
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("dpbench.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"anchor": anchor, "called": title}
+    return environment
+
+
+def _details(runs: Runs, environment: Environment) -> Mapping[str, Markup]:
+    """The details of configurations by their hash, as many as fit; where they don't, with smaller curves first."""
+    template: Any = environment.get_template("run.html.jinja").module
+    curves = {one.digest: _curve(one) for one in runs.configurations}
+    texts: dict[str, Markup] = {}
+    for group in runs.groups:
+        for one in group.configurations:
+            texts[one.digest] = template.details(one, group.name_of(one), curves[one.digest])
+    if sum(map(len, texts.values())) > RUNS_LIMIT:
+        for one in runs.configurations:
+            curve = curves[one.digest]
+            if curve is not None:
+                texts[one.digest] = texts[one.digest].replace(curve, _curve(one, merged=True) or "")
+    sizes = accumulate(map(len, texts.values()))
+    return {digest: text for (digest, text), size in zip(texts.items(), sizes, strict=True) if size <= RUNS_LIMIT}
+
+
+def _curve(one: Configuration, *, merged: bool = False) -> Markup | None:
+    name, unit = one.score
+    return curve_svg([run.points for run in one.runs], name, unit, merged=merged)

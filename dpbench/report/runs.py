@@ -1,0 +1,272 @@
+"""What a page shows of the runs behind its numbers, by configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from dpbench.claims.schema import METRICS
+from dpbench.config.compose import ELSEWHERE
+from dpbench.privacy.guarantee import ACCOUNTS, difference, promise
+from dpbench.privacy.sampling import SCHEMES
+from dpbench.report.grid import NOTHING
+from dpbench.report.run_curve import Points
+
+# Settings that don't change the numbers, or stand elsewhere on the page.
+NOT_SHOWN = {
+    "algo", "channels_last", "choices", "data", "device", "force", "fuse_seeds", "micro_batch", "overrides", "plan",
+    "results_dir", "seed", "seeds", "tracker",
+}  # fmt: skip
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where runs were made, in words.
+
+    Attributes:
+        commit: of this code, and whether it was modified.
+        device: that computed.
+        platform: Python and operating system.
+        versions: of libraries.
+    """
+
+    commit: str
+    device: str
+    platform: str
+    versions: str
+
+    @classmethod
+    def of(cls, origin: Mapping[str, Any]) -> Made:
+        """From a record's provenance.json."""
+        cuda, versions = origin.get("cuda"), origin.get("versions") or {}
+        return cls(
+            commit=str(origin.get("commit") or UNKNOWN)[:12] + (", modified" if origin.get("dirty") else ""),
+            device=str(origin.get("device") or UNKNOWN) + (f", CUDA {cuda}" if cuda else ""),
+            platform=f"Python {origin.get('python') or UNKNOWN}, {origin.get('platform') or UNKNOWN}",
+            versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+        )
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run.
+
+    Attributes:
+        seed: of the run.
+        status: how it stands, and why.
+        summary: content of summary.json.
+        seconds: that it took; None where the record doesn't say.
+        made: number of where it was made, from 1; None where the record doesn't say.
+        points: its learning curve.
+    """
+
+    seed: int
+    status: str
+    summary: Mapping[str, Any]
+    seconds: float | None
+    made: int | None
+    points: Points
+
+    def accuracy(self, which: str) -> str:
+        """Test accuracy in per cent, "final" or "best"; a dash where there is none."""
+        return percent((self.summary.get("test_accuracy") or {}).get(which))
+
+    @property
+    def eps(self) -> str:
+        """Spent; a dash where the record doesn't say."""
+        return decimal(self.summary.get("eps"))
+
+    @property
+    def others(self) -> str:
+        """Other numbers that claims may be about."""
+        found = {name: self.summary.get(name) for name in METRICS if name != "test_accuracy"}
+        named = (f"{name} {decimal(value)}" for name, value in found.items() if value is not None)
+        return ", ".join(named)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Runs that differ in their seeds alone.
+
+    Attributes:
+        digest: hash of the configuration, the name of the folder of its records.
+        runs: by seed.
+        config: content of config.yaml of the first run that has one.
+        ledger: content of ledger.json, likewise.
+        artefacts: tables and figures whose numbers rest on it, by their files below conf/paper.
+    """
+
+    digest: str
+    runs: tuple[RunView, ...]
+    config: Mapping[str, Any]
+    ledger: Mapping[str, Any]
+    artefacts: tuple[str, ...]
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """What was typed for it, without what names a machine, a folder or a seed."""
+        typed = (str(line) for line in self.config.get("overrides") or ())
+        return tuple(line for line in typed if not line.startswith((*ELSEWHERE, "seed=", "seeds=")))
+
+    @property
+    def command(self) -> str:
+        """What runs it again."""
+        seeds = ",".join(str(run.seed) for run in self.runs)
+        return " ".join(("python -m dpbench.run", *self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """All settings that can change the numbers, group by group: the option chosen, and what it stands for."""
+        choices = self.config.get("choices") or {}
+        single, groups = [], []
+        for key, value in self.config.items():
+            if key in NOT_SHOWN:
+                continue
+            if not isinstance(value, dict):
+                single.append(f"{key}={_shown(value)}")
+            elif key in choices:
+                groups.append((f"{key}={choices[key]}", _stage({**value, "kind": ""})))
+            else:
+                groups.append((key, _stage(value)))
+        return ((f"algo={choices.get('algo', NOTHING)}", ", ".join(single)), *groups) if self.config else ()
+
+    @property
+    def spent(self) -> str | None:
+        """The ledger in a line: releases, what they cost, and who says so."""
+        if not self.ledger:
+            return None
+        ledger = self.ledger
+        releases = ledger.get("releases") or []
+        count = sum(release["count"] for release in releases)
+        parts = [
+            f"{count} of {ledger.get('planned', count)} planned releases",
+            f"sampling rate {_span(release['sampling_rate'] for release in releases)}",
+            f"noise multiplier {_span(release['noise_multiplier'] for release in releases)}",
+        ]
+        beside = {(part["name"], part["noise_multiplier"]) for release in releases for part in release["beside"]}
+        parts += [f"beside each {name} at {multiplier:.4g}" for name, multiplier in sorted(beside)]
+        parts += [f"noise correlated between steps: {ledger['correlation']}"] if ledger.get("correlation") else []
+        parts.append(f"eps {decimal(ledger.get('eps'))} of {decimal(ledger.get('target_eps'))} asked for")
+        parts.append(f"delta {decimal(ledger.get('delta'))}")
+        parts.append(f"accountant {ledger.get('accountant')}, sampler {ledger.get('sampler')}")
+        parts.append(f"neighbours: {ledger.get('neighbouring')}")
+        return "; ".join(parts)
+
+    @property
+    def guarantee(self) -> str | None:
+        """What the runs promise, in words; None where the record doesn't say enough."""
+        ledger = self.ledger
+        scheme, size = SCHEMES.get(str(ledger.get("sampler"))), (self.config.get("dataset") or {}).get("train_size")
+        if scheme is None or size is None or ledger.get("accountant") not in ACCOUNTS or ledger.get("eps") is None:
+            return None
+        releases = ledger.get("releases") or []
+        eps = float(ledger["eps"])
+        if math.isfinite(eps) and not all(run.summary.get("private", True) for run in self.runs):
+            return "None that is proven: something reaches the model that the ledger does not record."
+        text = promise(
+            scheme,
+            steps=sum(release["count"] for release in releases),
+            beside=(part["name"] for release in releases for part in release["beside"]),
+            correlated=ledger.get("correlation") is not None,
+            eps=eps,
+            delta=float(ledger["delta"]),
+            accountant=str(ledger["accountant"]),
+            size=int(size),
+        )
+        published = ledger.get("published_eps")
+        return text if published is None else f"{text} {difference(float(published))}"
+
+    @property
+    def score(self) -> tuple[str, str]:
+        """The number that the learning curves show, and its unit."""
+        return (
+            ("test accuracy", " %") if any(run.accuracy("final") != NOTHING for run in self.runs) else ("test loss", "")
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The configurations that an artefact is the first to need.
+
+    Attributes:
+        artefact: its file below conf/paper.
+        configurations: in the order in which its numbers need them.
+    """
+
+    artefact: str
+    configurations: tuple[Configuration, ...]
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The overrides that all of them have."""
+        first, *others = self.configurations
+        return tuple(line for line in first.overrides if all(line in one.overrides for one in others))
+
+    def name_of(self, one: Configuration) -> str:
+        """The overrides that tell it from the others."""
+        own = [line for line in one.overrides if line not in self.common]
+        return " ".join(own or one.overrides) or one.digest
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs behind the numbers of a page.
+
+    Attributes:
+        configurations: in the order in which numbers need them.
+        made: where; a run has the number of its own, from 1.
+    """
+
+    configurations: tuple[Configuration, ...]
+    made: tuple[Made, ...]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The configurations, by the artefact that first needs them."""
+        together = groupby(self.configurations, key=lambda one: one.artefacts[0])
+        return tuple(Group(artefact, tuple(found)) for artefact, found in together)
+
+    @property
+    def count(self) -> int:
+        """How many runs."""
+        return sum(len(configuration.runs) for configuration in self.configurations)
+
+
+def _stage(value: Mapping[str, Any]) -> str:
+    """A group of settings in a line, its class first; what is only suggested to others is left out."""
+    rest = [f"{key}={_shown(item)}" for key, item in value.items() if key not in ("kind", "suggested", "resident")]
+    kind = str(value.get("kind", ""))
+    return f"{kind}: {', '.join(rest)}" if kind and rest else kind or ", ".join(rest)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{_stage(value)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _span(values: Iterable[float]) -> str:
+    found = sorted(set(values)) or [math.nan]
+    return f"{found[0]:.4g}" if len(found) == 1 else f"{found[0]:.4g} to {found[-1]:.4g}"
+
+
+def decimal(value: Any) -> str:
+    """A number with four digits; a dash for none."""
+    try:
+        return NOTHING if value is None else f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def percent(value: Any) -> str:
+    """A fraction in per cent; a dash for none."""
+    return NOTHING if not isinstance(value, (int, float)) else f"{100 * value:.2f}"

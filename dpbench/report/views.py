@@ -1,0 +1,215 @@
+"""Papers and their tables and figures, ready to be laid out on a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from markupsafe import Markup
+
+from dpbench.claims import Cell, Finding, Kind, Outcome, Scorecard, cost
+from dpbench.claims.notation import Labels
+from dpbench.report.grid import Entry, Grid
+from dpbench.report.inline_svg import inline_svg
+from dpbench.report.layout import PAPERS
+
+FIGURE_LIMIT = 150_000
+# Tables with more numbers are folded, and so are those of which nothing has been run.
+UNFOLDED = 40
+
+# Authors and year, and the number on arXiv.
+REFERENCES = {
+    "doppler": ("Zhang, Bu, Hong, Razaviyayn 2024", "2408.13460"),
+    "disk": ("Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024", "2410.03883"),
+    "adp": ("Wu, Wang, Cristali, Gu, Willett 2021", "2110.07435"),
+    "dp_pmlf": ("Xu, Ranbaduge, Wang, Rakotoarivelo, Smith 2025", "2511.08841"),
+    "dc_sgd": ("Wei, Li, Gong, Chen 2025", "2503.22988"),
+}
+
+
+def anchor(where: str) -> str:
+    """The id of an artefact's section, from its file below conf/paper."""
+    return where.removesuffix(".yaml").replace("/", "-")
+
+
+def title(where: str) -> str:
+    """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
+    paper, name = where.removesuffix(".yaml").split("/")
+    return f"{PAPERS[paper]}, {name.replace('_', ' ').capitalize()}"
+
+
+def scorecard(grids: Iterable[Grid]) -> Scorecard:
+    """All claims of artefacts, by outcome."""
+    return Scorecard(tuple(finding for grid in grids for finding in grid.findings))
+
+
+@dataclass(frozen=True)
+class PaperView:
+    """A paper with its tables and figures."""
+
+    key: str
+    artefacts: tuple[ArtefactView, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its method."""
+        return PAPERS[self.key]
+
+    @property
+    def authors(self) -> str:
+        """With the year."""
+        return REFERENCES[self.key][0]
+
+    @property
+    def arxiv(self) -> str:
+        """Its number there."""
+        return REFERENCES[self.key][1]
+
+    @cached_property
+    def score(self) -> Scorecard:
+        """Its claims by outcome."""
+        return scorecard(view.grid for view in self.artefacts)
+
+    @cached_property
+    def reasons(self) -> tuple[tuple[str, int], ...]:
+        """Why claims have no runs, and how many of them."""
+        waiting: list[Cell] = []
+        counted: Counter[str] = Counter()
+        for view in self.artefacts:
+            for entry in view.grid.entries.values():
+                if entry.cell.runs and entry.cell.metric != "computed" and entry.value is None and not view.whole:
+                    waiting.append(entry.cell)
+            for finding in view.grid.findings:
+                if finding.outcome == Outcome.NOT_RUN:
+                    counted[_reason(finding)] += 1
+        named = {"runs": f"waiting for runs: {cost(waiting).in_words()}"}
+        return tuple((named.get(reason, reason), count) for reason, count in counted.items())
+
+
+def _reason(finding: Finding) -> str:
+    if finding.detail.startswith("needs "):
+        return "runs"
+    if finding.detail.startswith("quoted from"):
+        return "quoted from another publication; the paper ran nothing there"
+    return finding.detail
+
+
+@dataclass(frozen=True)
+class ArtefactView:
+    """A table or figure, ready to be laid out.
+
+    Attributes:
+        grid: all that was found about it.
+        results_dir: holds its picture and its files.
+        shown: hashes of the configurations whose runs have details on the page.
+    """
+
+    grid: Grid
+    results_dir: Path
+    shown: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """As the paper has it: "Table 1"."""
+        return self.grid.artefact.name.replace("_", " ").capitalize()
+
+    @property
+    def anchor(self) -> str:
+        """The id of its section."""
+        return anchor(self.grid.artefact.where)
+
+    @property
+    def whole(self) -> Finding | None:
+        """The one finding about an artefact that is not reproducible."""
+        return self.grid.whole
+
+    @cached_property
+    def score(self) -> Scorecard:
+        """Its claims by outcome."""
+        return scorecard([self.grid])
+
+    @property
+    def folded(self) -> bool:
+        """Whether its table is shown on demand only."""
+        return len(self.grid.entries) > UNFOLDED or not self.grid.has_runs
+
+    @property
+    def trained(self) -> bool:
+        """Whether runs are behind it."""
+        return self.grid.artefact.kind == Kind.TRAINED
+
+    @cached_property
+    def file(self) -> Path:
+        """Its table and picture below the page, without suffix."""
+        return Path(self.grid.artefact.paper) / self.grid.artefact.name
+
+    @property
+    def files(self) -> list[str]:
+        """What lies beside the page, to be linked to."""
+        return [
+            f"{self.file}.{kind}" for kind in ("csv", "svg") if (self.results_dir / f"{self.file}.{kind}").is_file()
+        ]
+
+    @cached_property
+    def figure(self) -> Markup | None:
+        """Its picture; None where there is none, or it is so large that it is linked to alone."""
+        picture = inline_svg(
+            self.results_dir / f"{self.file}.svg",
+            f"{self.anchor}-",
+            f"{title(self.grid.artefact.where)}, drawn from our runs: {self.grid.artefact.title}",
+        )
+        return picture if picture is not None and len(picture) <= FIGURE_LIMIT else None
+
+    @cached_property
+    def head(self) -> list[list[tuple[str, int]]]:
+        """The header: for each column axis its labels, and how many columns each spans."""
+        return [[cell for cell in line if cell[1]] for line in zip(*spans(self.grid.columns), strict=True)]
+
+    @cached_property
+    def body(self) -> list[tuple[list[tuple[str, int]], list[Entry | None]]]:
+        """Row by row its labels, with how many rows each spans, and its entries."""
+        heads = spans(self.grid.rows)
+        return [
+            ([cell for cell in head if cell[1]], [self.grid.at(row, column) for column in self.grid.columns])
+            for head, row in zip(heads, self.grid.rows, strict=True)
+        ]
+
+    def run_of(self, entry: Entry) -> str | None:
+        """The hash of the configuration that a number rests on; None for several, or where no details are shown."""
+        digests = {run.folder.parent.name for run in entry.runs} & self.shown
+        return digests.pop() if len(digests) == 1 else None
+
+    @cached_property
+    def values(self) -> list[tuple[Outcome, str, str]]:
+        """Verdicts on printed numbers with their details, those that say the same in one line."""
+        judged: list[tuple[Outcome, str, str]] = []
+        waiting: Counter[str] = Counter()
+        for entry in self.grid.entries.values():
+            finding = entry.finding
+            if finding is not None and finding.outcome != Outcome.NOT_RUN:
+                judged.append((finding.outcome, finding.claim, finding.detail))
+            elif finding is not None:
+                waiting[finding.detail] += 1
+        numbers = [
+            (Outcome.NOT_RUN, f"{count} printed {'number' if count == 1 else 'numbers'}", detail)
+            for detail, count in waiting.items()
+        ]
+        return judged + numbers
+
+
+def spans(labels: Sequence[Labels]) -> list[list[tuple[str, int]]]:
+    """For every place its label on each axis, and over how many places it goes on; 0 where an earlier one covers it."""
+    found: list[list[tuple[str, int]]] = [[(label, 1) for label in place] for place in labels]
+    for axis in range(len(labels[0]) if labels else 0):
+        first = 0
+        for place in range(1, len(labels)):
+            # A label of an inner axis goes on only as long as those of the outer ones do.
+            if labels[place][: axis + 1] == labels[first][: axis + 1] and axis + 1 < len(labels[place]):
+                found[first][axis] = (found[first][axis][0], place - first + 1)
+                found[place][axis] = (labels[place][axis], 0)
+            else:
+                first = place
+    return found
