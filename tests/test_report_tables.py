@@ -205,10 +205,10 @@ def test_csv_has_exact_numbers_and_the_records(world):
 
 
 def test_csv_of_curves_alone_has_their_points(tmp_path):
-    artefact = load_artefact(conf_folder() / "paper" / "disk" / "figure_3.yaml")
+    artefact = load_artefact(conf_folder() / "paper" / "doppler" / "figure_1.yaml")
     assert as_csv(build_grid(artefact, Evidence(tmp_path, digest))) is None
     panel = Panel("gain", Axis("t"), Axis("k"), (Curve("k_t", (0.0, 1.0), (1.0, 0.1 + 0.2)),))
-    write_computed(path_of(tmp_path, "disk", "figure_3"), Computed(panels=(panel,), remarks=("ours",)), {})
+    write_computed(path_of(tmp_path, "doppler", "figure_1"), Computed(panels=(panel,), remarks=("ours",)), {})
     grid = build_grid(artefact, Evidence(tmp_path, digest))
     assert [(line["curve"], line["x"], line["y"]) for line in lines_of(as_csv(grid))] == [
         ("k_t", "0.0", "1.0"),
@@ -227,7 +227,10 @@ def test_the_scorecard_counts_and_says_first_how_little_was_run(tmp_path):
     page = scorecard(grids)
     total = sum(len(grid.findings) for grid in grids)
     waiting = sum(finding.outcome == Outcome.NOT_RUN for grid in grids for finding in grid.findings)
-    assert f"Of {total} claims in 82 tables and figures 0 have been compared with runs; 0 of these" in page
+    assert (
+        f"Of {total} claims in {len(grids)} tables and figures 0 have been compared with numbers of ours; 0 of these"
+        in page
+    )
     assert f"{waiting} have not been run." in page
     assert "| reproduced | 0 |" in page
     rows = page.split("## Why claims have not been run")[1].split("## Papers")[0].splitlines()
@@ -241,7 +244,7 @@ def test_the_scorecard_tells_what_was_compared(world):
     world.runs(OLD, 57.0, 57.0, 57.0)
     page = scorecard([grid_of(world, ABOVE % ", at: {eps: 1}")])
     # new is reproduced, old is above; the gain is 3 where 5 is printed, so below; the order holds.
-    assert "Of 7 claims in 1 tables and figures 4 have been compared with runs; 2 of these" in page
+    assert "Of 7 claims in 1 tables and figures 4 have been compared with numbers of ours; 2 of these" in page
     assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
 
 

@@ -35,7 +35,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     derived = card.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
         yield ""
-        yield f"Apart from these, {derived} numbers that the papers do not print but determine are as derived from them."
+        yield f"Apart from these, {derived} numbers that the papers determine without printing them are as derived."
     yield ""
     newest = newest_record(grids)
     if newest is not None:
