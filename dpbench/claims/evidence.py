@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from dpbench.tracking.record import Status, read_json
 # Eps that the account may exceed the printed one by before the two are said to differ: what calibration leaves.
 SLACK = 1.01
 ACCURACY = "test_accuracy"
+# Records hold these as fractions, and all else in the unit in which it is printed: BLEU and ROUGE-L in percent.
+FRACTIONS = ("test_accuracy", "test_error", "validation_accuracy")
 PERCENT = {"%": 100.0}
 
 
@@ -26,9 +28,11 @@ class Measured:
     Attributes:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
-        broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid".
+        broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
+            records lack the number.
         missing: whether a search has a configuration of which no run has finished yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
+        seeds: of the values.
     """
 
     values: tuple[float, ...]
@@ -36,6 +40,7 @@ class Measured:
     broken: Mapping[str, str]
     missing: bool = False
     overspent: float | None = None
+    seeds: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -51,6 +56,16 @@ class Measured:
     def enough(self) -> bool:
         """Whether all runs that the cell asks for have finished."""
         return not self.missing and len(self.values) >= self.wanted
+
+    @property
+    def known(self) -> bool:
+        """Whether a run has ended; one that diverged has lost a search, as one that is not there yet has not."""
+        return bool(self.values or self.broken)
+
+
+def best_of(candidates: Iterable[Measured]) -> Measured:
+    """The winner of a search: the candidate that is best at its first seed."""
+    return max(candidates, key=lambda runs: runs.values[0] if runs.values else -math.inf)
 
 
 class Evidence:
@@ -75,14 +90,17 @@ class Evidence:
             return self._computed(artefact, cell)
         found = []
         for candidate in cell.candidates:
-            runs = self._runs(cell, candidate)
-            # One that diverged has lost; one of which nothing is known may still win, so there is no winner yet.
-            if not runs.values and not runs.broken and len(cell.candidates) > 1:
+            runs = self.runs(cell, candidate)
+            # One of which nothing is known may still win, so there is no winner yet.
+            if not runs.known and len(cell.candidates) > 1:
                 return Measured((), cell.seeds, {}, missing=True)
             found.append(runs)
-        winner = max(found, key=lambda runs: runs.values[0] if runs.values else -math.inf)
+        winner = best_of(found)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        return Measured(winner.values[: cell.seeds], cell.seeds, broken, overspent=winner.overspent)
+        counted = slice(cell.seeds)
+        return Measured(
+            winner.values[counted], cell.seeds, broken, overspent=winner.overspent, seeds=winner.seeds[counted]
+        )
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
@@ -90,7 +108,8 @@ class Evidence:
         value = computed.values.get(cell.place) if computed is not None else None
         return Measured(() if value is None else (value,), 1, {})
 
-    def _runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+    def runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+        """What the records say about one candidate of a cell."""
         digest = self.hash_of(overrides)
         folders = sorted((self.results_dir / "runs" / digest).glob("[0-9]*")) if digest else []
         values: dict[int, float] = {}
@@ -105,21 +124,29 @@ class Evidence:
             if status.get("status") == Status.FINISHED and value is not None:
                 values[int(folder.name)] = value
                 spent += _overspent(summary)
+            elif status.get("status") == Status.FINISHED:
+                broken[str(folder)] = f"no {cell.metric} in the record"
             elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
                 broken[str(folder)] = str(status["status"])
         by_seed = tuple(values[seed] for seed in sorted(values))
-        return Measured(by_seed, cell.seeds, broken, overspent=max(spent, default=None))
+        overspent = max(spent, default=None)
+        return Measured(by_seed, cell.seeds, broken, overspent=overspent, seeds=tuple(sorted(values)))
 
 
 def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
-    """The number of one run in the unit of the cell; None where the record has none."""
+    """The number of one run in the unit of the cell; None where the record has none.
+
+    Records hold the best over a run's evaluations of the test accuracy alone; all else is of the last one.
+    """
     entry: Any = summary.get(ACCURACY if cell.metric == "test_error" else cell.metric)
     if isinstance(entry, dict):
         entry = entry.get("final" if cell.statistic == "last" else "best")
+    elif cell.statistic != "last":
+        return None
     if not isinstance(entry, (int, float)) or not math.isfinite(entry):
         return None
     value = 1 - entry if cell.metric == "test_error" else float(entry)
-    return value * PERCENT.get(cell.unit, 1.0)
+    return value * PERCENT.get(cell.unit, 1.0) if cell.metric in FRACTIONS else value
 
 
 def _overspent(summary: Mapping[str, Any]) -> list[float]:
