@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
-from dpbench.cli.job import make_console
-from dpbench.cli.preview import duration
+from dpbench.cli.console import make_console
+from dpbench.cli.console import duration
 from dpbench.config import RunConfig, compose_each
 from dpbench.errors import UserError
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
-from dpbench.reproduction.launching import Launch, require_launcher
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.queue import Left, carry_out
 from dpbench.reproduction.show import print_plan, reasons
-from dpbench.reproduction.smoke import smoke
 from dpbench.tracking import tracker_line
 from dpbench.tracking.record import require_writable
 from dpbench.training.devices import choose_device
+
+if TYPE_CHECKING:
+    from dpbench.reproduction.launching import Launch
 
 OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -46,10 +48,14 @@ def _main(arguments: Arguments) -> int:
     (job,) = compose_each([arguments.passed_on])
     choose_device(job.config.device)
     if arguments.launcher is not None:
+        from dpbench.reproduction.launching import require_launcher
+
         require_launcher(arguments.launcher)
     loaded = load_all(arguments.claims, arguments.papers)
     artefacts = chosen(arguments, loaded)
     if arguments.smoke:
+        from dpbench.reproduction.smoke import smoke
+
         return FAILED if smoke(artefacts, arguments.passed_on, job.config, console) else OK
     if not arguments.plan:
         require_writable(arguments.results_dir)
@@ -62,6 +68,9 @@ def _main(arguments: Arguments) -> int:
 
 def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Planner, config: RunConfig) -> int:
     """Run what is missing, and write what came of it, whatever ended the running."""
+    # What trains is imported late: a plan does without, and is there sooner.
+    from dpbench.reproduction.launching import Launch
+
     launch = Launch(arguments.results_dir, arguments.passed_on, arguments.launcher, console)
     interrupted = False
     left: Left | None = None

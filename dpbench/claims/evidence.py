@@ -124,7 +124,7 @@ class Evidence:
             if status.get("status") == Status.FINISHED and value is not None:
                 values[int(folder.name)] = value
                 spent += _overspent(summary)
-            elif status.get("status") == Status.FINISHED:
+            elif status.get("status") == Status.FINISHED and _lacks(cell, summary):
                 broken[str(folder)] = f"no {cell.metric} in the record"
             elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
                 broken[str(folder)] = str(status["status"])
@@ -147,6 +147,11 @@ def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
         return None
     value = 1 - entry if cell.metric == "test_error" else float(entry)
     return value * PERCENT.get(cell.unit, 1.0) if cell.metric in FRACTIONS else value
+
+
+def _lacks(cell: Cell, summary: Mapping[str, Any]) -> bool:
+    """Whether a record holds no entry for the number of a cell, not even one that is no finite number."""
+    return summary.get(ACCURACY if cell.metric == "test_error" else cell.metric) is None
 
 
 def _overspent(summary: Mapping[str, Any]) -> list[float]:

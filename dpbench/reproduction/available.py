@@ -35,13 +35,16 @@ class Available:
         """What a cell needs that is not here, in words; None for nothing."""
         if cell.metric in NOT_RECORDED:
             return NOT_RECORDED[cell.metric]
-        source = facts.weights
-        if source is not None and not _weights_here(source):
-            return f"weights {cell.needs.weights or source}"
-        lacking = self.data(facts)
+        lacking = self.weights(cell, facts) or self.data(facts)
         if lacking is None and cell.metric == "meteor" and not _wordnet_here():
             return "WordNet (python -m nltk.downloader wordnet)"
         return lacking
+
+    @staticmethod
+    def weights(cell: Cell, facts: Facts) -> str | None:
+        """Which weights of its model are not here."""
+        source = facts.weights
+        return None if source is None or _weights_here(source) else f"weights {cell.needs.weights or source}"
 
     def data(self, facts: Facts) -> str | None:
         """What of its data set is not here."""

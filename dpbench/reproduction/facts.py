@@ -6,10 +6,12 @@ query are made of their own files here, and everything else that matters is a nu
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache as remembered
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -58,9 +60,17 @@ class Facts:
         source = getattr(self.model, "pretrained", None)
         return None if source is None else str(source)
 
-    def kind(self) -> list[Any]:
-        """What the time of a sample's gradient depends on: plain values that tell kinds apart."""
-        return [self.dataset.name, plain(self.model), plain(self.query), self.copies]
+    @cached_property
+    def kind(self) -> str:
+        """What the time of a sample's gradient depends on."""
+        return kind_of(plain(self.dataset), plain(self.model), plain(self.query), self.copies)
+
+
+def kind_of(dataset: Any, model: Any, query: Any, copies: int) -> str:
+    """A text that tells kinds of gradients apart, from plain values; images of one size take one time."""
+    names = ("channels", "height", "width", "classes") if "height" in dataset else ("name", "max_length", "classes")
+    shape = [dataset[name] for name in names]
+    return json.dumps([shape, model, query, copies], sort_keys=True)
 
 
 def facts_of(overrides: Overrides) -> Facts:

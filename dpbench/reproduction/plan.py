@@ -140,23 +140,26 @@ class Planner:
         """What there is to say of some cells together."""
         states: Counter[State] = Counter()
         reasons: Counter[str] = Counter()
-        runs: dict[tuple[Candidate, int], Entry] = {}
-        later: dict[tuple[Candidate, ...], Entry] = {}
+        distinct: dict[object, int] = {}  # each run that is missing, and those of each search that will be: whose
+        missing: Counter[int] = Counter()
+        found: dict[int, Entry] = {}
         for entry in entries:
             states[entry.standing.state] += 1
             if entry.standing.reason:
                 reasons[entry.standing.reason] += 1
-            if entry.runnable:
-                runs |= {run: entry for batch in entry.standing.batches for run in batch.runs()}
-                if entry.standing.later:
-                    later[entry.cell.candidates] = entry
-        found = [(1, entry) for entry in runs.values()]
-        found += [(entry.standing.later, entry) for entry in later.values()]
-        estimates = [(count, *self.seconds_of_run(entry)) for count, entry in found]
+            if not entry.runnable:
+                continue
+            found[id(entry)] = entry
+            for run in (run for batch in entry.standing.batches for run in batch.runs()):
+                if distinct.setdefault(run, id(entry)) == id(entry):
+                    missing[id(entry)] += 1
+            if entry.standing.later and distinct.setdefault(entry.cell.candidates, id(entry)) == id(entry):
+                missing[id(entry)] += entry.standing.later
+        estimates = [(count, *self.seconds_of_run(found[one])) for one, count in missing.items()]
         return Line(
             states,
             reasons,
-            runs=sum(count for count, _ in found),
+            runs=missing.total(),
             seconds=sum(count * seconds for count, seconds, _ in estimates),
             basis=max((basis for _, _, basis in estimates), default=None),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,10 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
-from dpbench.reproduction.facts import Facts
+from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.record import read_json
-from dpbench.training.devices import choose_device, describe
-from dpbench.training.estimate import seconds_of_step
+from dpbench.training.devices import MOST_ROWS_ON_CPU, choose_device, describe
 
 # A forward and a backward pass cost so many times what a forward pass does.
 PASSES = 3
@@ -51,7 +49,7 @@ class Speed:
 
     Attributes:
         flops: floating-point operations of private gradients in a second.
-        overhead: seconds of a step besides them.
+        overhead: seconds of a micro-batch besides them.
     """
 
     flops: float
@@ -70,6 +68,7 @@ class Times:
         self._name = describe(self._device)
         self._steps: dict[str, list[tuple[int, float]]] = defaultdict(list)
         self._estimates: dict[tuple[str, int], tuple[float, Basis]] = {}
+        self._flops: dict[str, float] = {}
         self._learnt: set[Path] = set()
         self._speed: Speed | None = None
 
@@ -97,17 +96,17 @@ class Times:
         step, basis = self._step(facts)
         seconds = SECONDS_TO_START + facts.steps * step
         if basis == Basis.ARITHMETIC:  # a recorded time has them in it
-            seconds += facts.evaluations * facts.dataset.test_size * forward_flops(facts) / self.speed.flops
+            seconds += facts.evaluations * facts.dataset.test_size * self._forward(facts) / self.speed.flops
         return seconds, basis
 
     def _step(self, facts: Facts) -> tuple[float, Basis]:
-        kind = (_key(facts.kind()), facts.batch_size)
+        kind = (facts.kind, facts.batch_size)
         if kind not in self._estimates:
-            self._estimates[kind] = self._estimated(facts, kind[0])
+            self._estimates[kind] = self._estimated(facts)
         return self._estimates[kind]
 
-    def _estimated(self, facts: Facts, kind: str) -> tuple[float, Basis]:
-        timed = self._steps.get(kind, [])
+    def _estimated(self, facts: Facts) -> tuple[float, Basis]:
+        timed = self._steps.get(facts.kind, [])
         same = [seconds for size, seconds in timed if size == facts.batch_size]
         if same:
             return median(same), Basis.RECORDS
@@ -115,8 +114,14 @@ class Times:
             # In proportion, from the nearest batch size; smaller batches are no faster by their overhead.
             size, seconds = min(timed, key=lambda one: abs(math.log(one[0] / facts.batch_size)))
             return seconds * facts.batch_size / size, Basis.OTHER_BATCHES
-        arithmetic = PASSES * facts.samples * forward_flops(facts) / self.speed.flops
-        return self.speed.overhead + arithmetic, Basis.ARITHMETIC
+        arithmetic = PASSES * facts.samples * self._forward(facts) / self.speed.flops
+        parts = math.ceil(facts.samples / MOST_ROWS_ON_CPU) if self._device.type == "cpu" else 1
+        return parts * self.speed.overhead + arithmetic, Basis.ARITHMETIC
+
+    def _forward(self, facts: Facts) -> float:
+        if facts.kind not in self._flops:
+            self._flops[facts.kind] = forward_flops(facts)
+        return self._flops[facts.kind]
 
     @property
     def speed(self) -> Speed:
@@ -129,7 +134,10 @@ class Times:
         return self._speed
 
     def _measured(self) -> Speed:
-        small, large = (job.config for job in compose_each([(*line, f"device={self._device}") for line in (SMALL, LARGE)]))
+        from dpbench.training.estimate import seconds_of_step  # takes seconds, which most plans have no use for
+
+        lines = [(*line, f"device={self._device}") for line in (SMALL, LARGE)]
+        small, large = (job.config for job in compose_each(lines))
         overhead = seconds_of_step(small, small.batch_size)
         seconds = seconds_of_step(large, large.batch_size)
         facts = Facts(large.dataset, large.model, large.query, large.batch_size, 1, 1, 1)
@@ -142,15 +150,11 @@ def forward_flops(facts: Facts) -> float:
     if facts.weights is not None:
         model = replace(model, pretrained=None)  # type: ignore[call-arg]
     key = [plain(model), list(dataset.sample_shape), dataset.classes]
-    known = _FLOPS.get(_key(key)) or cache.read("flops", key)
+    known = cache.read("flops", key)
     if known is None:
         known = _counted(replace(facts, model=model))
         cache.write("flops", key, known)
-    _FLOPS[_key(key)] = known
     return float(known)
-
-
-_FLOPS: dict[str, float] = {}
 
 
 def _counted(facts: Facts) -> float:
@@ -159,7 +163,8 @@ def _counted(facts: Facts) -> float:
         net = facts.model.build(facts.dataset).eval()
         inputs, _ = facts.dataset.blank(1, nowhere)
         if inputs.dim() == 2:  # a text: models of them look at their inputs, and use each weight once a token
-            looked_up = {id(w) for layer in net.modules() if isinstance(layer, nn.Embedding) for w in layer.parameters()}
+            tables = [layer for layer in net.modules() if isinstance(layer, nn.Embedding)]
+            looked_up = {id(weight) for table in tables for weight in table.parameters()}
             return 2.0 * inputs.shape[1] * sum(w.numel() for w in net.parameters() if id(w) not in looked_up)
         counter = FlopCounterMode(display=False)
         with counter:
@@ -167,15 +172,11 @@ def _counted(facts: Facts) -> float:
     return float(counter.get_total_flops())
 
 
-def _key(content: list[Any]) -> str:
-    return json.dumps(content, sort_keys=True)
-
-
 def _recorded_kind(settings: Mapping[str, Any]) -> str:
     """`Facts.kind` of a record."""
-    nested: dict[str, Any] = {"model": {}, "query": {}}
+    nested: dict[str, Any] = {"dataset": {}, "model": {}, "query": {}}
     for key, value in settings.items():
         group, _, name = key.partition(".")
         if group in nested and name:
             nested[group][name] = value
-    return _key([settings["dataset.name"], nested["model"], nested["query"], settings.get("augmentation.copies", 1)])
+    return kind_of(nested["dataset"], nested["model"], nested["query"], settings.get("augmentation.copies", 1))
