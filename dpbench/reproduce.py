@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
-from dpbench.cli.console import make_console
-from dpbench.cli.console import duration
+from dpbench.cli.console import duration, make_console
 from dpbench.config import RunConfig, compose_each
 from dpbench.errors import UserError
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
@@ -97,16 +97,17 @@ def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
         errors.print(f"error: {reason} ({name})", style="red")
     for reason in reasons(planner):
         console.print(reason)
-    if left is not None and left.cheapest is not None:
-        work, each = left.cheapest, left.cheapest.seconds / len(left.cheapest.batch.seeds)
-        asked = max(1, round(each / 60 + 0.5))
-        console.print(
-            f"{left.runs} runs are left that the budget had no time for. Next is "
-            f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}: about {duration(each)} a run; "
-            f"budget={asked}m is enough for one."
-        )
-    elif left is not None:
+    if left is None:
+        return
+    if left.cheapest is None:
         console.print("Nothing is left that can be run here.")
+        return
+    entry, each = left.cheapest.entry, left.cheapest.seconds / len(left.cheapest.batch.seeds)
+    console.print(
+        f"{left.runs} runs are left that the budget had no time for. Next is "
+        f"{entry.artefact.where.removesuffix('.yaml')}, {entry.cell.place}: about {duration(each)} a run, so "
+        f"budget={math.ceil(each / 60)}m is enough for one."
+    )
 
 
 if __name__ == "__main__":

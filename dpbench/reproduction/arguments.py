@@ -90,7 +90,7 @@ def parse(typed: Sequence[str]) -> Arguments:
             raise UserError(f"{key}: expected once")
         if key not in OWN and not _passed_on(key):
             known = ", ".join((*OWN, *(name.rstrip(".") for name in PASSED_ON)))
-            raise UserError(f"expected one of {known}; what a cell computes is as the paper has it", field=key, value=value)
+            raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
     papers = _names(given.get("paper", ",".join(PAPERS)), "paper")
     for paper in papers:

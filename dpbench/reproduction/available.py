@@ -1,4 +1,4 @@
-"""Whether what a run reads is on this machine, at a glance: data, tokenizer, weights, and what its number is made by."""
+"""Whether what a cell needs is on this machine, at a glance: data, tokenizer, weights, and what scores it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dpbench.cli.job import train_job
 from dpbench.config import Job, by_seed, compose_each, conf_folder, quoted
 from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
-from dpbench.errors import require
+from dpbench.errors import UserError, require
 from dpbench.reproduction.queue import Work
 from dpbench.tracking import Status
 from dpbench.training.execute import execute, record_of
@@ -52,16 +52,20 @@ class Launch:
 
     def __call__(self, wave: Sequence[Work]) -> None:
         """Carry out runs; how each ended is in its record."""
-        lines = [self._line(work) for work in wave]
-        jobs = [by_seed(job) for job in compose_each(lines)]
-        if self._launcher is None:
-            for work, of_work in zip(wave, jobs, strict=True):
+        jobs: list[Job] = []
+        for work in wave:
+            try:
+                of_work = by_seed(compose_each([self._line(work)])[0])
+            except UserError as error:
+                self.failures[" ".join(work.batch.candidate)] = str(error)
+                continue
+            jobs += of_work
+            if self._launcher is None:
                 self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
                 execute(of_work, self._console)
-        else:
-            launch([[*line[:-1], f"seed={seed}"] for w, line in zip(wave, lines, strict=True) for seed in w.batch.seeds],
-                   self._launcher)
-        for job in (job for of_work in jobs for job in of_work):
+        if self._launcher is not None:
+            launch([job.overrides for job in jobs], self._launcher)
+        for job in jobs:
             self._count(job)
 
     def _line(self, work: Work) -> tuple[str, ...]:

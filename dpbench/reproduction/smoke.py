@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dpbench.claims import Artefact, Cell, Kind
 from dpbench.config import Job, RunConfig, compose_each
-from dpbench.data import ImageDataset, Prompts, Samples, Split, Splits, TextDataset, TokenSplit
+from dpbench.data import Dataset, ImageDataset, Prompts, Samples, Split, Splits, TextDataset, TokenSplit
 from dpbench.errors import UserError
 from dpbench.models.language import PretrainedText
 from dpbench.reproduction.available import Available
@@ -141,7 +141,7 @@ class _Trial:
         return Splits(data.train, _first(data.test, TESTED), others, asked)
 
 
-def made_up_splits(data: ImageDataset | TextDataset) -> Splits:
+def made_up_splits(data: Dataset) -> Splits:
     """Random samples of the shape of a data set's."""
     draws = torch.Generator().manual_seed(0)
 
@@ -150,6 +150,7 @@ def made_up_splits(data: ImageDataset | TextDataset) -> Splits:
         if isinstance(data, ImageDataset):
             pixels = torch.randint(data.highest + 1, (size, *data.sample_shape), generator=draws, dtype=torch.uint8)
             return Split.of(pixels, labels, highest=data.highest, mean=data.mean, std=data.std)
+        assert isinstance(data, TextDataset)
         ids = torch.randint(data.vocabulary, (size, data.max_length), generator=draws)
         ids = ids.masked_fill(ids == data.padding, (data.padding + 1) % data.vocabulary)
         return TokenSplit.of(
