@@ -32,11 +32,13 @@ class Hashes:
 
     def __call__(self, candidate: Candidate) -> str | None:
         """The hash; None where the records rule it out, or where its options don't exist."""
-        if not self.index.possible(candidate):
-            return None
+        return self.of(candidate) or None if self.index.possible(candidate) else None
+
+    def of(self, candidate: Candidate) -> str:
+        """The hash, whatever is recorded; empty where its options don't exist."""
         if _text(candidate) not in self._known:
             self.learn([candidate])
-        return self._known[_text(candidate)] or None
+        return self._known[_text(candidate)]
 
     def prepare(self, candidates: Iterable[Candidate]) -> None:
         """Compose those that may have records, together, which is faster than one by one."""

@@ -121,7 +121,15 @@ class Planner:
         if digest is not None:
             self._learn([digest])
         for entry in self._sharing[batch.candidate]:
-            entry.standing = self._standing(entry.cell, entry.lacking)
+            self.look(entry)
+
+    def look(self, entry: Entry) -> None:
+        """Look again at a cell, whose runs may have been carried out for another one that types them differently."""
+        entry.standing = self._standing(entry.cell, entry.lacking)
+
+    def digest(self, candidate: Candidate) -> str:
+        """The hash of a candidate's runs."""
+        return self._hashes.of(candidate)
 
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:

@@ -81,11 +81,15 @@ def _works(planner: Planner, entry: Entry) -> Iterator[Work]:
 def _wave(planner: Planner, left: float, *, together: bool) -> list[Work]:
     """The next runs to be carried out."""
     wave: list[Work] = []
-    begun: set[object] = set()
+    begun: set[tuple[str, int]] = set()
     for entry in _open(planner):
+        planner.look(entry)
         for work in _works(planner, entry):
             each = work.seconds / len(work.batch.seeds)
-            seeds = [seed for seed in work.batch.seeds if (work.batch.candidate, seed) not in begun]
+            if left < each:
+                continue
+            run = planner.digest(work.batch.candidate)  # a run may have been typed in two ways
+            seeds = [seed for seed in work.batch.seeds if (run, seed) not in begun]
             fitting = seeds if math.isinf(left) else seeds[: max(0, int(left // each))]
             if not fitting:
                 continue
@@ -93,6 +97,6 @@ def _wave(planner: Planner, left: float, *, together: bool) -> list[Work]:
             if not together:
                 return [fits]
             wave.append(fits)
-            begun.update(fits.batch.runs())
+            begun.update((run, seed) for seed in fitting)
             left -= fits.seconds
     return wave

@@ -32,6 +32,8 @@ from dpbench.training.execute import execute, record_of
 STEPS, BATCH = 2, 4
 # Samples of the data that are evaluated on, and of made-up data that are trained on.
 TESTED, MADE_UP = 8, 64
+# Of an image, where no weights ask for more.
+PIXELS = 32
 # Of a text, in tokens; and of what a model says.
 LENGTH, SAID = 32, 4
 
@@ -117,7 +119,12 @@ class _Trial:
             lines += [f"dataset.train_size={MADE_UP}", f"dataset.test_size={TESTED}"]
         if isinstance(facts.dataset, TextDataset):
             lines += [f"dataset.max_length={LENGTH}", "dataset.beams=1", f"dataset.most_tokens={SAID}"]
-        if self._available.weights(cell, facts) is not None:
+        if isinstance(facts.dataset, ImageDataset) and made_up and facts.dataset.height > PIXELS:
+            lines += [f"dataset.height={PIXELS}", f"dataset.width={PIXELS}"]
+        lacks_weights = self._available.weights(cell, facts) is not None
+        if (getattr(facts.model, "image_size", None) or 0) > PIXELS and (lacks_weights or facts.weights is None):
+            lines.append(f"model.image_size={PIXELS}")
+        if lacks_weights:
             lines.append("model.pretrained=null")
             lines += ["model.depth=1"] if isinstance(facts.model, PretrainedText) else []
         (job,) = compose_each([(*cell.candidates[0], *self._passed_on, *lines)])
