@@ -1,4 +1,4 @@
-"""The parts of a reproduction: which records are a cell's, what is missing, what it costs, and in which order it runs."""
+"""The parts of a reproduction: which records are a cell's, what is missing, what it costs, what runs first."""
 
 import json
 import random
