@@ -134,7 +134,8 @@ def test_an_interrupted_command_still_says_what_there_is(tmp_path, monkeypatch):
     assert len(finished(outcome.results)) == 2
 
 
-def test_a_launcher_of_hydra_gives_the_same_results(tmp_path):
+def test_a_launcher_of_hydra_gives_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in ("here", "launched"):
         claims(tmp_path / name, table_1=TABLE)
     here = run(tmp_path / "here")
@@ -143,6 +144,7 @@ def test_a_launcher_of_hydra_gives_the_same_results(tmp_path):
     assert "8 runs ended, 0 failed." in launched.out
     one, other = ({run: accuracy for run, (_, accuracy) in finished(o.results).items()} for o in (here, launched))
     assert one == pytest.approx(other)
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "here", "launched"}
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Launch:
                 self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
                 execute(of_work, self._console)
         if self._launcher is not None:
-            launch([job.overrides for job in jobs], self._launcher)
+            launch([job.overrides for job in jobs], self._launcher, self._results_dir)
         for job in jobs:
             self._count(job)
 
@@ -96,16 +96,18 @@ def require_launcher(launcher: str) -> None:
     require(launcher in known, "launcher", launcher, f"one of {', '.join(known)}{hint}")
 
 
-def launch(lines: Sequence[Sequence[str]], launcher: str) -> None:
+def launch(lines: Sequence[Sequence[str]], launcher: str, results_dir: Path) -> None:
     """Have a launcher of Hydra carry out runs, each a job of its own.
 
     Args:
         lines: overrides of each.
         launcher: its name in the group hydra/launcher.
+        results_dir: folder of the records, below which it keeps what it writes itself.
     """
     setup_globals()
     loader = _loader()
-    config = loader.load_configuration("config", [f"hydra/launcher={launcher}"], RunMode.MULTIRUN)
+    own = [f"hydra/launcher={launcher}", f"results_dir={_text(str(results_dir))}", "hydra.job.chdir=false"]
+    config = loader.load_configuration("config", own, RunMode.MULTIRUN)
     GlobalHydra.instance().clear()
     context = HydraContext(config_loader=loader, callbacks=Callbacks())
     plugin = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=train_job, config=config)
