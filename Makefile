@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.dpbench-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow bench lint format clean
+.PHONY: help run reproduce smoke test slow bench lint format clean
+BUDGET := 10m
 
 help:  ## list these targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -20,6 +21,12 @@ $(READY): pyproject.toml
 
 run: $(READY)  ## DP-SGD and DiSK on the embedded digits at eps=8
 	$(BIN)/python -m dpbench.run algo=dpsgd,disk eps=8 -m
+
+reproduce: $(READY)  ## what of the papers fits into BUDGET=10m; PAPER=disk for one; again to go on
+	$(BIN)/python -m dpbench.reproduce budget=$(BUDGET) $(if $(PAPER),paper=$(PAPER))
+
+smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes), with made-up data where none are here
+	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER))
 
 test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the type checker
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -13,8 +13,9 @@ from typing import NoReturn
 import hydra
 from hydra._internal.utils import get_args_parser
 
+from dpbench.cli.console import make_console
 from dpbench.cli.help import help_text
-from dpbench.cli.job import make_console, train_job
+from dpbench.cli.job import train_job
 from dpbench.cli.preview import print_plan
 from dpbench.config import Job, compose_jobs, conf_folder, quoted
 from dpbench.config.schema import register

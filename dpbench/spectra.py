@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import signal as scipy_signal
 from torch import Tensor
 
 Array = NDArray[np.float64]
@@ -47,8 +46,10 @@ def spectrum(signal: ArrayLike) -> Spectrum:
 
 def frequency_response(b: ArrayLike, a: ArrayLike, frequencies: ArrayLike) -> NDArray[np.complex128]:
     """H(ν) = Σ b_τ e^{-2πiντ}/(1 + Σ a_τ e^{-2πiντ}) for feedback taps a_1, a_2, ..., as filters hold them."""
+    from scipy import signal  # takes a second, which most commands have no use for
+
     feedback = [1.0, *np.atleast_1d(np.asarray(a, dtype=np.float64))]
-    response: NDArray[np.complex128] = scipy_signal.freqz(b, feedback, worN=2 * np.pi * np.asarray(frequencies))[1]
+    response: NDArray[np.complex128] = signal.freqz(b, feedback, worN=2 * np.pi * np.asarray(frequencies))[1]
     return response
 
 

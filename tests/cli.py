@@ -57,7 +57,7 @@ def run(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Ou
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["dpbench"])
         patch.delenv("DPBENCH_DATA", raising=False)
-        _forget_logging(patch)
+        forget_logging(patch)
         try:
             code = main([f"results_dir={results}", *settings, *arguments])
         finally:
@@ -65,7 +65,7 @@ def run(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Ou
     return Outcome(code, out.getvalue(), err.getvalue(), results)
 
 
-def _forget_logging(patch: pytest.MonkeyPatch) -> None:
+def forget_logging(patch: pytest.MonkeyPatch) -> None:
     """Let a command line set logging up as if nobody had, and undo afterwards what it did."""
     patch.setattr(logging.root, "handlers", [])
     patch.setattr(logging.root, "level", logging.WARNING)

@@ -10,8 +10,11 @@ import pytest
 
 from dpbench.claims import Artefact, Cell, Evidence, Finding, Outcome, judge, load_all, load_artefact, score
 from dpbench.claims.computed import Computed, path_of, write_computed
+from dpbench.claims.schema import METRICS
 from dpbench.claims.scorecard import Scorecard
 from dpbench.config import conf_folder
+from dpbench.scores import text_scores
+from dpbench.scores.texts import _NoSynonyms
 
 FILE = """
 title: Made up
@@ -219,6 +222,62 @@ def test_reduced_runs_never_count(world):
 def test_an_accuracy_that_is_no_number_does_not_count(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, math.nan)
     assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.TOO_FEW_SEEDS
+
+
+# Numbers other than accuracies: under which names records hold them, and in which unit.
+
+
+def of_metric(world, metric: str, unit: str, statistic: str = "last", **summary: object):
+    """What the records say of a cell of this metric, where one run came to this summary."""
+    world.run("dataset=digits algo=disk eps=1", 0, 60, **summary)
+    rows = f"metric: {metric}\nunit: '{unit}'\nstatistic: {statistic}\nrows:"
+    artefact = world.artefact(change=lambda text: text.replace("rows:", rows, 1))
+    return world.evidence.measure(artefact, artefact.cells[0])
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "entry", "printed"),
+    [
+        ("bleu", "%", 44.56, 44.56),  # a percentage already
+        ("rouge_l", "%", 58.7, 58.7),
+        ("meteor", "", 0.379, 0.379),
+        ("nist", "", 8.733, 8.733),
+        ("cider", "", 2.773, 2.773),
+        ("test_loss", "", 0.921, 0.921),
+    ],
+)
+def test_scores_are_compared_in_the_unit_that_records_hold(world, metric, unit, entry, printed):
+    assert of_metric(world, metric, unit, **{metric: entry}).values == (printed,)
+
+
+def test_an_error_is_what_an_accuracy_leaves(world):
+    assert of_metric(world, "test_error", "%").values == (pytest.approx(40.0),)
+
+
+def test_meteor_without_synonyms_is_not_meteor(world):
+    found = of_metric(world, "meteor", "", meteor_without_synonyms=0.4)
+    assert (found.values, list(found.broken.values())) == ((), ["no meteor in the record"])
+
+
+def test_what_records_hold_of_the_last_evaluation_alone_is_not_the_best(world):
+    assert of_metric(world, "test_loss", "", statistic="best", test_loss=0.9).values == ()
+
+
+def test_a_record_without_the_number_failed_and_says_what_it_lacks(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    change = "metric: nist\nunit: ''\nrows:"
+    finding = judge(world.artefact(change=lambda text: text.replace("rows:", change, 1)), world.evidence)[0]
+    assert finding.outcome == Outcome.FAILED
+    assert "no nist in the record" in finding.detail
+
+
+def test_a_language_model_is_recorded_under_the_names_that_claims_ask_for(monkeypatch):
+    """What the scorer returns goes into the summary as it is; METEOR has its name only where WordNet is."""
+    monkeypatch.setattr("dpbench.scores.texts.wordnet", lambda: None)
+    without = text_scores(["a small cat sat"], [["a small cat sat", "the cat sat down"]])
+    assert set(without) == {"bleu", "rouge_l", "meteor_without_synonyms", "nist", "cider"}
+    monkeypatch.setattr("dpbench.scores.texts.wordnet", _NoSynonyms)
+    assert {"bleu", "rouge_l", "meteor", "nist", "cider"} == set(text_scores(["a cat"], [["a cat"]])) <= set(METRICS)
 
 
 def test_configurations_that_cannot_be_composed_have_no_runs(world):

@@ -15,7 +15,7 @@ from dpbench.audit.attacks import audit
 from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audit_hash, compose
-from dpbench.cli.job import make_console
+from dpbench.cli.console import make_console
 from dpbench.config import Job, quoted, resolved
 from dpbench.errors import UserError
 from dpbench.tracking.provenance import provenance

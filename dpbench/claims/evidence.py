@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from dpbench.tracking.record import Status, read_json
 # Eps that the account may exceed the printed one by before the two are said to differ: what calibration leaves.
 SLACK = 1.01
 ACCURACY = "test_accuracy"
+# Records hold these as fractions, and all else in the unit in which it is printed: BLEU and ROUGE-L in percent.
+FRACTIONS = ("test_accuracy", "test_error", "validation_accuracy")
 PERCENT = {"%": 100.0}
 
 
@@ -45,7 +47,8 @@ class Measured:
     Attributes:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
-        broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid".
+        broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
+            records lack the number.
         missing: whether a search has a configuration of which no run has finished yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
@@ -61,6 +64,11 @@ class Measured:
     overrides: tuple[str, ...] | None = None
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the values."""
+        return tuple(run.seed for run in self.runs)
+
+    @property
     def mean(self) -> float:
         """Mean over runs; NaN without any."""
         return statistics.fmean(self.values) if self.values else math.nan
@@ -74,6 +82,16 @@ class Measured:
     def enough(self) -> bool:
         """Whether all runs that the cell asks for have finished."""
         return not self.missing and len(self.values) >= self.wanted
+
+    @property
+    def known(self) -> bool:
+        """Whether a run has ended; one that diverged has lost a search, as one that is not there yet has not."""
+        return bool(self.values or self.broken)
+
+
+def best_of(candidates: Iterable[Measured]) -> Measured:
+    """The winner of a search: the candidate that is best at its first seed."""
+    return max(candidates, key=lambda runs: runs.values[0] if runs.values else -math.inf)
 
 
 class Evidence:
@@ -98,12 +116,12 @@ class Evidence:
             return self._computed(artefact, cell)
         found = []
         for candidate in cell.candidates:
-            runs = self._runs(cell, candidate)
-            # One that diverged has lost; one of which nothing is known may still win, so there is no winner yet.
-            if not runs.values and not runs.broken and len(cell.candidates) > 1:
+            runs = self.runs(cell, candidate)
+            # One of which nothing is known may still win, so there is no winner yet.
+            if not runs.known and len(cell.candidates) > 1:
                 return Measured((), cell.seeds, {}, missing=True)
             found.append(runs)
-        winner = max(found, key=lambda runs: runs.values[0] if runs.values else -math.inf)
+        winner = best_of(found)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
         return replace(winner, values=winner.values[: cell.seeds], runs=winner.runs[: cell.seeds], broken=broken)
 
@@ -113,7 +131,8 @@ class Evidence:
         value = computed.values.get(cell.place) if computed is not None else None
         return Measured(() if value is None else (value,), 1, {})
 
-    def _runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+    def runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+        """What the records say about one candidate of a cell."""
         digest = self.hash_of(overrides)
         folders = sorted((self.results_dir / "runs" / digest).glob("[0-9]*")) if digest else []
         runs: dict[int, Run] = {}
@@ -124,13 +143,15 @@ class Evidence:
                 continue  # the second attempt at a run, beside the record of the first
             status = read_json(folder / "status.json")
             summary = read_json(folder / "summary.json")
-            value = number_of(cell, summary)
+            value = _value(cell, summary)
             if status.get("status") == Status.FINISHED and value is not None:
                 seed = int(folder.name)
                 runs[seed] = Run(
                     seed, value, folder, _number(summary.get("eps")), _number(summary.get("published_eps"))
                 )
                 spent += _overspent(summary)
+            elif status.get("status") == Status.FINISHED and _lacks(cell, summary):
+                broken[str(folder)] = f"no {cell.metric} in the record"
             elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
                 broken[str(folder)] = str(status["status"])
         by_seed = tuple(runs[seed] for seed in sorted(runs))
@@ -139,15 +160,30 @@ class Evidence:
         return Measured(values, cell.seeds, broken, overspent=over, runs=by_seed, overrides=overrides if runs else None)
 
 
+def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
+    """The number of one run, of its summary, which holds the best over all evaluations of the accuracy alone."""
+    known = cell.statistic == "last" or isinstance(_entry(cell, summary), dict)
+    return number_of(cell, summary) if known else None
+
+
 def number_of(cell: Cell, record: Mapping[str, Any]) -> float | None:
     """The number of a cell in its unit, of a run's summary or of one evaluation; None where the record has none."""
-    entry: Any = record.get(ACCURACY if cell.metric == "test_error" else cell.metric)
+    entry = _entry(cell, record)
     if isinstance(entry, dict):
         entry = entry.get("final" if cell.statistic == "last" else "best")
     if not isinstance(entry, (int, float)) or not math.isfinite(entry):
         return None
     value = 1 - entry if cell.metric == "test_error" else float(entry)
-    return value * PERCENT.get(cell.unit, 1.0)
+    return value * PERCENT.get(cell.unit, 1.0) if cell.metric in FRACTIONS else value
+
+
+def _lacks(cell: Cell, summary: Mapping[str, Any]) -> bool:
+    """Whether a record holds no entry for the number of a cell, not even one that is no finite number."""
+    return _entry(cell, summary) is None
+
+
+def _entry(cell: Cell, record: Mapping[str, Any]) -> Any:
+    return record.get(ACCURACY if cell.metric == "test_error" else cell.metric)
 
 
 def _number(entry: Any) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,18 @@ CLAIMS: dict[str, set[str]] = {
 }
 
 
-def load_all(folder: Path) -> tuple[Artefact, ...]:
-    """Every artefact of every paper, in the order of the papers and of their names.
+def load_all(folder: Path, papers: Sequence[str] = PAPERS) -> tuple[Artefact, ...]:
+    """Every artefact of papers, in the order of the papers and of their names.
 
     Args:
         folder: conf/paper.
+        papers: all, unless some are named.
 
     Raises:
         UserError: the first thing that is wrong, naming file, field and value.
     """
     found = []
-    for paper in PAPERS:
+    for paper in papers:
         files = sorted((folder / paper).glob("*.yaml"), key=lambda path: _natural(path.stem))
         require(bool(files), str(folder / paper), "", "a folder with files of tables and figures")
         found += [load_artefact(path) for path in files]

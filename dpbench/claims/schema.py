@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from dpbench.claims.draw import Draw
 from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
@@ -120,7 +121,7 @@ class Cell:
         """Whether the cell has runs of its own."""
         return self.minus is None and self.quoted is None and self.metric not in WITHOUT_RUNS
 
-    @property
+    @cached_property
     def candidates(self) -> tuple[tuple[str, ...], ...]:
         """Overrides of every configuration to be tried; one unless the cell is the best of a search."""
         choices = [[f"{key}={one}" for one in alternatives(value)] for key, value in self.overrides.items()]

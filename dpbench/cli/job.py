@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
+from dpbench.cli.console import make_console
 from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.schema import register
 from dpbench.training.execute import execute
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that does not fold lines where there is no terminal to fold for."""
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
-    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False, width=width)
 
 
 def train_job(composed: DictConfig) -> None:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpbench.cli.console import duration
 from dpbench.config import Job, config_hash
 from dpbench.training.budget import budget
 from dpbench.training.estimate import seconds_of_training
@@ -49,12 +50,3 @@ def print_plan(jobs: list[Job], console: Console) -> None:
         )
     console.print(table)
     console.print(f"\nAbout {duration(total)} on this machine, without evaluations; nothing was run.")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person would say them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.job import make_console
+from dpbench.cli.console import make_console
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
 from dpbench.errors import UserError

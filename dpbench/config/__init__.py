@@ -1,6 +1,6 @@
 """From overrides to a checked, typed configuration, and its identity."""
 
-from dpbench.config.compose import Job, by_seed, chosen, compose_jobs, conf_folder, load, quoted
+from dpbench.config.compose import Job, by_seed, chosen, compose_each, compose_jobs, conf_folder, load, quoted
 from dpbench.config.identity import config_hash, identity, resolved
 from dpbench.config.schema import RunConfig
 
@@ -9,6 +9,7 @@ __all__ = [
     "RunConfig",
     "by_seed",
     "chosen",
+    "compose_each",
     "compose_jobs",
     "conf_folder",
     "config_hash",

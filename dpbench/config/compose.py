@@ -172,6 +172,23 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
         return [_job(tuple(line), composer) for line in lines]
 
 
+def compose_each(lines: Sequence[Sequence[str]]) -> list[Job]:
+    """Compose and check many single runs; those that choose the same options share the reading of files.
+
+    Args:
+        lines: overrides of each, one value a key.
+
+    Raises:
+        UserError: the first thing that is wrong, in one sentence.
+    """
+    register()
+    find_own_stages(())
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
+        composer = _Composer(())
+        return [_job(tuple(quoted(override) for override in line), composer) for line in lines]
+
+
 def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Override]:
     search_path = create_config_search_path(str(conf_folder()))
     for folder in config_dirs:

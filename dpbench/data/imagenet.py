@@ -42,8 +42,6 @@ class ImageFolders(ImageSource):
 
     @override
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
-        from torchvision.datasets.folder import IMG_EXTENSIONS
-
         problems = []
         for split, images in zip(SPLITS, (self.train, self.test), strict=True):
             place = f"{self.name}/{split}"
@@ -55,6 +53,8 @@ class ImageFolders(ImageSource):
                 text = f"{place} has {len(folders):,} folders of classes instead of {self.classes:,}"
                 problems.append(Problem(text, absent=False))
             elif thorough:
+                from torchvision.datasets.folder import IMG_EXTENSIONS
+
                 found = sum(path.suffix.lower() in IMG_EXTENSIONS for folder in folders for path in folder.iterdir())
                 if found != images:
                     problems.append(Problem(f"{place} has {found:,} images instead of {images:,}", absent=False))

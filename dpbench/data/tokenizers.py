@@ -141,5 +141,22 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
     return opened
 
 
+def tokenizer_here(name: str, root: Path) -> bool:
+    """Whether `open_tokenizer` would find files of it without a network; reads none of them."""
+    if name == BYTES:
+        return True
+    local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
+    if local.is_dir():
+        return True
+    import huggingface_hub
+
+    repository = KNOWN[name][1] if name in KNOWN else name
+    try:
+        found = huggingface_hub.try_to_load_from_cache(repository, "tokenizer_config.json")
+    except ValueError:  # no name of a repository
+        return False
+    return isinstance(found, str)
+
+
 def _error(name: str, message: str) -> UserError:
     return UserError(message, field="model.tokenizer", value=name)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import signal
 from torch import Tensor
 from typing_extensions import override
 
@@ -74,6 +73,8 @@ class Butterworth(Designed):
 
     @override
     def _design(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from scipy import signal  # takes a second, which most commands have no use for
+
         b, a = signal.butter(self.order, 2 * self.cutoff)
         return b, a
 
@@ -94,5 +95,7 @@ class Chebyshev(Designed):
 
     @override
     def _design(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from scipy import signal  # as above
+
         b, a = signal.cheby1(self.order, self.ripple, 2 * self.cutoff)
         return b, a

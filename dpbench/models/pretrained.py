@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 
 FILES = ("model.safetensors", "pytorch_model.bin")
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 Weights = dict[str, Tensor]
 
@@ -67,7 +68,7 @@ def weights_file(source: str) -> Path:
         if found is None:
             raise _error(source, f"the folder holds no {' or '.join(FILES)}")
         return found
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix in (".safetensors", ".bin", ".pt", ".pth"):
+    if path.is_absolute() or source.startswith((".", "~")) or path.suffix in SUFFIXES:
         raise _error(
             source,
             "there is no such file or folder; name one, or a Hugging Face repository (owner/name) or a timm model to "
@@ -76,12 +77,31 @@ def weights_file(source: str) -> Path:
     return _from_hub(source)
 
 
+def weights_here(source: str) -> bool:
+    """Whether `weights_file` would find them without a network; reads no weights."""
+    import huggingface_hub
+
+    path = Path(source).expanduser()
+    if path.exists():
+        return path.is_file() or any((path / name).is_file() for name in FILES)
+    if path.is_absolute() or path.suffix in SUFFIXES or source.startswith((".", "~")):
+        return False
+    try:
+        return any(isinstance(huggingface_hub.try_to_load_from_cache(_repository(source), n), str) for n in FILES)
+    except ValueError:  # no name of a repository
+        return False
+
+
+def _repository(source: str) -> str:
+    """The hub's repository of a source; timm's own ones are named after its models."""
+    return source.removeprefix("hf-hub:") if "/" in source else f"timm/{source}"
+
+
 def _from_hub(source: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    # timm's own repositories are named after its models.
-    repository = source.removeprefix("hf-hub:") if "/" in source else f"timm/{source}"
+    repository = _repository(source)
     verbosity = huggingface_hub.logging.get_verbosity()
     huggingface_hub.logging.set_verbosity(logging.ERROR)  # it tells of each attempt
     reason = ""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.signal import lfilter
 from torch import Tensor
 from typing_extensions import override
 
@@ -138,6 +137,8 @@ class BandedNoise(CorrelatedNoise):
 
     @override
     def prepare(self, course: Course) -> None:
+        from scipy.signal import lfilter  # takes a second, which most commands have no use for
+
         super().prepare(course)
         impulse = np.zeros(self._epoch if self.restart else course.steps)
         impulse[:1] = 1.0

@@ -1,14 +1,15 @@
-"""Writing <results_dir>/<paper>/<artefact>.md, .csv, .svg, .png and <results_dir>/scorecard.md."""
+"""Writing <results_dir>/<paper>/<artefact>.md, .csv, .svg, .png, <results_dir>/scorecard.md and index.html."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dpbench.claims import Artefact, Evidence
 from dpbench.report import scorecard
-from dpbench.report.grid import Grid, build_grid
+from dpbench.report.grid import build_grid
 from dpbench.report.layout import picture_of
+from dpbench.report.page import page
 from dpbench.report.picture import Picture
 from dpbench.report.tables import as_csv, as_markdown
 from dpbench.tracking.record import require_writable, write_atomically
@@ -20,10 +21,10 @@ HEAD = 4096
 def write_output(
     artefacts: Iterable[Artefact], evidence: Evidence, results_dir: Path, say: Callable[[str], object]
 ) -> list[Path]:
-    """Write tables, figures and the scorecard of artefacts as the records are now.
+    """Write tables, figures, the scorecard and the page of artefacts as the records are now.
 
     Args:
-        artefacts: all of them, for the scorecard counts those that are given.
+        artefacts: all of them, for scorecard and page show those that are given.
         evidence: looks up the records.
         results_dir: where the files go.
         say: told what is drawn, which takes a moment each.
@@ -34,13 +35,8 @@ def write_output(
     Raises:
         UserError: the folder can't be written.
     """
-    grids = [build_grid(artefact, evidence) for artefact in artefacts]
-    return write_grids(grids, results_dir, say)
-
-
-def write_grids(grids: Sequence[Grid], results_dir: Path, say: Callable[[str], object]) -> list[Path]:
-    """The same from grids that are there already."""
     require_writable(results_dir)
+    grids = [build_grid(artefact, evidence) for artefact in artefacts]
     changed: list[Path] = []
     for grid in grids:
         stem = results_dir / grid.artefact.paper / grid.artefact.name
@@ -52,6 +48,7 @@ def write_grids(grids: Sequence[Grid], results_dir: Path, say: Callable[[str], o
         table = as_csv(grid)
         changed += _remove(stem, ".csv") if table is None else _write(stem.with_suffix(".csv"), table)
     changed += _write(results_dir / "scorecard.md", scorecard.as_markdown(grids))
+    changed += _write(results_dir / "index.html", page(grids, results_dir))
     return changed
 
 

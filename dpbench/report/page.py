@@ -10,41 +10,28 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dpbench.claims import PAPERS, Artefact, Evidence
+from dpbench.claims import PAPERS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
-from dpbench.report.grid import Grid, build_grid
+from dpbench.report.grid import Grid
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import curve_svg
 from dpbench.report.run_records import read_runs
 from dpbench.report.runs import Configuration, Runs
 from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
-from dpbench.tracking.record import write_atomically
 
-FILE = "index.html"
 # A page of some 10 MB still opens on a phone; tables and verdicts of all papers take 2 to 3 of them.
 RUNS_LIMIT = 5_000_000
 
 
-def write_page(artefacts: Sequence[Artefact], evidence: Evidence, results_dir: Path) -> Path:
-    """Write <results_dir>/index.html, as a whole, from the records as they are now.
-
-    Figures are those in <results_dir>/<paper>/<artefact>.svg, so they are to be written before.
+def page(grids: Sequence[Grid], results_dir: Path) -> str:
+    """The page as HTML.
 
     Args:
-        artefacts: all that the page shows.
-        evidence: looks up their records.
-        results_dir: gets the page.
+        grids: all tables and figures that it shows.
+        results_dir: holds their pictures, <paper>/<artefact>.svg, so these are to be drawn before.
     """
-    results_dir.mkdir(parents=True, exist_ok=True)
-    path = results_dir / FILE
-    write_atomically(path, page([build_grid(artefact, evidence) for artefact in artefacts], results_dir))
-    return path
-
-
-def page(grids: Sequence[Grid], results_dir: Path) -> str:
-    """The page as HTML."""
     template = _environment().get_template("page.html.jinja")
     runs = read_runs(grids)
     shown = _details(runs, template.environment)

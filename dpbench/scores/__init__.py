@@ -1,5 +1,5 @@
 """How near generated texts come to those that people wrote."""
 
-from dpbench.scores.texts import text_scores
+from dpbench.scores.texts import text_scores, wordnet
 
-__all__ = ["text_scores"]
+__all__ = ["text_scores", "wordnet"]

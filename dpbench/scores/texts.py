@@ -39,13 +39,13 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     split: Callable[[str], str] = Tokenizer13a()  # type: ignore[no-untyped-call]
     said = [split(text.lower()).split() for text in hypotheses]
     wanted = [[split(text.lower()).split() for text in written] for written in references]
-    wordnet = _wordnet()
-    meteor = "meteor" if wordnet is not None else "meteor_without_synonyms"
+    synonyms = wordnet()
+    meteor = "meteor" if synonyms is not None else "meteor_without_synonyms"
     pairs = list(zip(hypotheses, references, strict=True))
     return {
         "bleu": BLEU().corpus_score(list(hypotheses), streams).score,
         "rouge_l": 100 * fmean(rouge.score_multi(written, text)["rougeL"].fmeasure for text, written in pairs),
-        meteor: fmean(meteor_score(w, h, wordnet=wordnet or _NoSynonyms()) for h, w in zip(said, wanted, strict=True)),
+        meteor: fmean(meteor_score(w, h, wordnet=synonyms or _NoSynonyms()) for h, w in zip(said, wanted, strict=True)),
         "nist": _nist(said, wanted),
         "cider": cider(said, wanted),
     }
@@ -60,12 +60,12 @@ def _nist(said: list[list[str]], wanted: list[list[list[str]]]) -> float:
         return 0.0
 
 
-def _wordnet() -> Any:
+def wordnet() -> Any:
     """NLTK's WordNet; None where its data are not here."""
-    from nltk.corpus import wordnet
+    from nltk.corpus import wordnet as found
 
     try:
-        wordnet.ensure_loaded()
+        found.ensure_loaded()
     except LookupError:
         return None
-    return wordnet
+    return found

@@ -21,9 +21,14 @@ MOST_SAMPLES = 256
 
 def seconds_of_training(config: RunConfig) -> float:
     """Estimated seconds of all steps on this device, evaluations left out."""
+    size = min(config.batch_size, MOST_SAMPLES)
+    return seconds_of_step(config, size) * config.steps * config.batch_size / size
+
+
+def seconds_of_step(config: RunConfig, size: int) -> float:
+    """Seconds of a step with so many samples on this device, the fastest of a few."""
     device = choose_device(config.device)
     prepare_device(device)
-    size = min(config.batch_size, MOST_SAMPLES)
     release = Release(config.sampling_rate, 1.0, config.threshold.beside)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     parts = assemble(replace(config, noise=ConstantNoise()), device, 1.0, ledger)
@@ -38,5 +43,4 @@ def seconds_of_training(config: RunConfig) -> float:
         return time.perf_counter() - start
 
     step()  # the first one sets things up
-    fastest = min(step() for _ in range(TIMED_STEPS))  # the others were disturbed
-    return fastest * config.steps * config.batch_size / size
+    return min(step() for _ in range(TIMED_STEPS))  # the others were disturbed

@@ -35,11 +35,16 @@ def record_of(job: Job) -> RunRecord:
     return RunRecord(Path(job.config.results_dir), config_hash(job.config), job.config.seed)
 
 
-def execute(jobs: Sequence[Job], console: Console) -> None:
+def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None) -> None:
     """Run jobs, unless they are finished already, and record each whatever happens.
 
     Jobs that differ in their seeds alone share their passes where the first one's `fuse_seeds` lets them.
     Only KeyboardInterrupt leaves, after the records say so.
+
+    Args:
+        jobs: of one data set.
+        console: is told how they go.
+        splits: data in the place of what the jobs would load.
     """
     console.print(_name(jobs), style="bold")
     ready: list[_Execution] = []
@@ -49,7 +54,7 @@ def execute(jobs: Sequence[Job], console: Console) -> None:
             console.print(f"  finished already: {record.folder} (force=true runs it again)")
             continue
         execution = _Execution(job, record, console)
-        if execution.prepare(ready[0].prepared.splits if ready else None):
+        if execution.prepare(ready[0].prepared.splits if ready else splits):
             ready.append(execution)
     if len(ready) > 1 and _fused(ready, console):
         return
@@ -108,7 +113,7 @@ class _Execution:
         """Make everything that training needs; whether that went well. Bad input leaves no record.
 
         Args:
-            splits: data that another run of the same data set has loaded.
+            splits: data, if they are not to be loaded.
         """
         try:
             self.prepared = self._prepare(splits)

@@ -16,12 +16,10 @@ from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.gradients import PerSampleGradients
 from dpbench.query import Point
-from dpbench.training.devices import describe, total_memory
+from dpbench.training.devices import MOST_ROWS_ON_CPU, describe, total_memory
 
 # Largest share of the device's memory that one micro-batch may take.
 MEMORY_SHARE = 0.5
-# More rows of the model's input at once gain nothing on a CPU, whose caches are small.
-MOST_ROWS_ON_CPU = 128
 # Samples with which the need of memory is measured on a GPU.
 MEASURED = (8, 16)
 

@@ -1,0 +1,118 @@
+"""python -m dpbench.reproduce: what of the papers is done, what is missing, and running it within a budget."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dpbench.claims import Artefact, load_all, score
+from dpbench.cli.console import duration, make_console
+from dpbench.config import RunConfig, compose_each
+from dpbench.errors import UserError
+from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
+from dpbench.reproduction.plan import Planner
+from dpbench.reproduction.queue import Left, carry_out
+from dpbench.reproduction.show import print_plan, reasons
+from dpbench.tracking import tracker_line
+from dpbench.tracking.record import require_writable
+from dpbench.training.devices import choose_device
+
+if TYPE_CHECKING:
+    from dpbench.reproduction.launching import Launch
+
+OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+console = make_console()
+errors = make_console(stderr=True)
+
+
+def main(typed: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    words = list(sys.argv[1:] if typed is None else typed)
+    if "-h" in words or "--help" in words:
+        console.print(HELP)
+        return OK
+    try:
+        return _main(parse(words))
+    except UserError as error:
+        errors.print(f"error: {error}", style="red")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
+        return INTERRUPTED
+
+
+def _main(arguments: Arguments) -> int:
+    (job,) = compose_each([arguments.passed_on])
+    choose_device(job.config.device)
+    if arguments.launcher is not None:
+        from dpbench.reproduction.launching import require_launcher
+
+        require_launcher(arguments.launcher)
+    loaded = load_all(arguments.claims, arguments.papers)
+    artefacts = chosen(arguments, loaded)
+    if arguments.smoke:
+        from dpbench.reproduction.smoke import smoke
+
+        return FAILED if smoke(artefacts, arguments.passed_on, job.config, console) else OK
+    if not arguments.plan:
+        require_writable(arguments.results_dir)
+    planner = Planner(artefacts, arguments.results_dir, job.config, retry=arguments.retry)
+    print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
+    if arguments.plan:
+        return OK
+    return _reproduce(arguments, artefacts, planner, job.config)
+
+
+def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Planner, config: RunConfig) -> int:
+    """Run what is missing, and write what came of it, whatever ended the running."""
+    # What trains is imported late: a plan does without, and is there sooner.
+    from dpbench.computed import compute_all
+    from dpbench.report import write_output
+    from dpbench.reproduction.launching import Launch
+
+    launch = Launch(arguments.results_dir, arguments.passed_on, arguments.launcher, console)
+    interrupted = False
+    left: Left | None = None
+    try:
+        compute_all(arguments.results_dir, artefacts, console.print)
+        console.print(tracker_line(config.tracker, arguments.results_dir))
+        left = carry_out(planner, arguments.budget, launch, together=arguments.launcher is not None)
+    except KeyboardInterrupt:
+        interrupted = True
+        errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
+    _print_outcome(launch, left, planner)
+    # All of them, whichever were asked for: scorecard and page show them side by side.
+    write_output(load_all(arguments.claims), planner.evidence, arguments.results_dir, console.print)
+    console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
+    counts = score(artefacts, planner.evidence).counts
+    console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if launch.failures else OK
+
+
+def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
+    """What was run, what was not and why."""
+    console.print(f"\n{launch.ended} runs ended, {len(launch.failures)} failed.")
+    for name, reason in launch.failures.items():
+        errors.print(f"error: {reason} ({name})", style="red")
+    for reason in reasons(planner):
+        console.print(reason)
+    if left is None:
+        return
+    if left.cheapest is None:
+        console.print("Nothing is left that can be run here.")
+        return
+    entry, each = left.cheapest.entry, left.cheapest.seconds / len(left.cheapest.batch.seeds)
+    console.print(
+        f"{left.runs} runs are left that the budget had no time for. Next is "
+        f"{entry.artefact.where.removesuffix('.yaml')}, {entry.cell.place}: about {duration(each)} a run, so "
+        f"budget={math.ceil(each / 60)}m is enough for one."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The arguments of python -m dpbench.reproduce: key=value, as of dpbench.run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpbench.claims import PAPERS, Artefact
+from dpbench.config import conf_folder
+from dpbench.errors import UserError, require
+
+HELP = f"""\
+python -m dpbench.reproduce [KEY=VALUE] ...
+
+Runs what the tables and figures of the papers need and the records don't have yet, at full fidelity and cheapest first,
+and says of every printed number whether it is reproduced.
+
+  python -m dpbench.reproduce plan=true                     what is done, what is missing, what it costs; runs nothing
+  python -m dpbench.reproduce budget=30m                    what fits into half an hour
+  python -m dpbench.reproduce paper=disk artefact=table_1   some papers, tables or figures
+  python -m dpbench.reproduce paper=disk artefact=table_1 plan=true     the same plan, cell by cell
+
+  paper        {", ".join(PAPERS)}; several with commas; all by default
+  artefact     names of tables and figures, such as table_1,figure_2b; all by default
+  budget       time to spend, such as 90s, 30m, 2h or 1h30m; no end by default
+  plan         true: print what would be run, and run nothing
+  retry        true: runs that failed are tried once more; one that diverged is a result and stays
+  launcher     a launcher of Hydra, such as joblib, to which runs are handed; by default they run here, one by one
+  smoke        true: a few steps of one cell of every table and figure, in a temporary folder; no result
+  results_dir  folder of the records (default: results)
+  claims       folder of the files of tables and figures (default: conf/paper)
+
+Settings that do not change what is computed are those of dpbench.run: device, data.root (default: the environment
+variable DPBENCH_DATA, else .data), data.download, tracker, tracker.*, fuse_seeds, micro_batch.
+A run is not begun if it is expected to end after the budget. What is recorded is never run again: the same command goes
+on where the last one ended, however that was.
+Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.
+"""
+# Settings of a run that leave its numbers as they are; with a dot, all below.
+PASSED_ON = ("device", "data.", "tracker", "tracker.", "fuse_seeds", "micro_batch")
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
+NAME = re.compile(r"\w+")
+OWN = ("paper", "artefact", "budget", "plan", "retry", "launcher", "smoke", "results_dir", "claims")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What was asked for.
+
+    Attributes:
+        papers: in the order of `PAPERS`.
+        artefacts: names; empty for all.
+        budget: seconds; None for no end.
+        plan: print it only.
+        retry: run again what failed.
+        launcher: of Hydra; None to run here.
+        smoke: a few steps of everything.
+        results_dir: folder of the records.
+        claims: folder of the files of tables and figures.
+        passed_on: settings for every run.
+    """
+
+    papers: tuple[str, ...] = PAPERS
+    artefacts: tuple[str, ...] = ()
+    budget: float | None = None
+    plan: bool = False
+    retry: bool = False
+    launcher: str | None = None
+    smoke: bool = False
+    results_dir: Path = Path("results")
+    claims: Path = Path()
+    passed_on: tuple[str, ...] = ()
+
+
+def parse(typed: Sequence[str]) -> Arguments:
+    """The arguments of a command line; reads nothing.
+
+    Raises:
+        UserError: one is unknown, stands there twice, or has a value that it can't have.
+    """
+    given: dict[str, str] = {}
+    for word in typed:
+        key, separator, value = word.partition("=")
+        if not separator or not key:
+            raise UserError(f"{word}: expected key=value; --help lists the keys")
+        if key in given:
+            raise UserError(f"{key}: expected once")
+        if key not in OWN and not _passed_on(key):
+            known = ", ".join((*OWN, *(name.rstrip(".") for name in PASSED_ON)))
+            raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
+        given[key] = value
+    papers = _names(given.get("paper", ",".join(PAPERS)), "paper")
+    for paper in papers:
+        require(paper in PAPERS, "paper", paper, f"one of {', '.join(PAPERS)}")
+    launcher = given.get("launcher")
+    require(launcher is None or NAME.fullmatch(launcher) is not None, "launcher", launcher, "the name of a launcher")
+    return Arguments(
+        papers=tuple(paper for paper in PAPERS if paper in papers),
+        artefacts=_names(given["artefact"], "artefact") if "artefact" in given else (),
+        budget=_seconds(given["budget"]) if "budget" in given else None,
+        plan=_flag(given, "plan"),
+        retry=_flag(given, "retry"),
+        launcher=launcher,
+        smoke=_flag(given, "smoke"),
+        results_dir=Path(_folder(given.get("results_dir", "results"), "results_dir")),
+        claims=Path(_folder(given.get("claims", str(conf_folder() / "paper")), "claims")),
+        passed_on=tuple(f"{key}={value}" for key, value in given.items() if key not in OWN),
+    )
+
+
+def chosen(arguments: Arguments, artefacts: Sequence[Artefact]) -> tuple[Artefact, ...]:
+    """Those of these artefacts that were asked for.
+
+    Raises:
+        UserError: a paper that was asked for has none of a name, and no other one has.
+    """
+    for name in arguments.artefacts:
+        known = ", ".join(artefact.name for artefact in artefacts)
+        require(any(artefact.name == name for artefact in artefacts), "artefact", name, f"one of {known}")
+    return tuple(one for one in artefacts if not arguments.artefacts or one.name in arguments.artefacts)
+
+
+def _passed_on(key: str) -> bool:
+    return any(key.startswith(name) if name.endswith(".") else key == name for name in PASSED_ON)
+
+
+def _names(value: str, field: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    require(all(NAME.fullmatch(name) for name in names), field, value, "names, separated by commas")
+    return names
+
+
+def _flag(given: dict[str, str], key: str) -> bool:
+    value = given.get(key, "false")
+    require(value in ("true", "false"), key, value, "true or false")
+    return value == "true"
+
+
+def _folder(value: str, field: str) -> str:
+    require(bool(value), field, "''", "the name of a folder")
+    return value
+
+
+def _seconds(value: str) -> float:
+    require(TIME.fullmatch(value) is not None, "budget", value, "a time such as 90s, 30m, 2h or 1h30m")
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", value))

@@ -1,0 +1,158 @@
+"""What decides how long a run takes and what it reads, from the options named in its overrides alone.
+
+Hydra composes a whole run in a third of a second; a plan asks this of hundreds of kinds of runs. Data set, model and
+query are made of their own files here, and everything else that matters is a number that was typed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache as remembered
+from functools import cached_property
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dpbench.claims.notation import Overrides
+from dpbench.config import compose_each, conf_folder
+from dpbench.config.identity import plain
+from dpbench.config.schema import SCHEMAS
+from dpbench.data import Dataset
+from dpbench.models import Model
+from dpbench.query import Query
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run before it is composed.
+
+    Attributes:
+        dataset: its declaration.
+        model: its settings.
+        query: which gradients a step asks for.
+        batch_size: expected.
+        steps: that it takes, for a sampler of any kind, to rounding.
+        evaluations: of the test split.
+        copies: views of a sample.
+    """
+
+    dataset: Dataset
+    model: Model
+    query: Query
+    batch_size: int
+    steps: int
+    evaluations: int
+    copies: int
+
+    @property
+    def samples(self) -> float:
+        """Gradients of samples in a step: batch size, points and views."""
+        return float(self.batch_size * self.query.most_points * self.copies)
+
+    @property
+    def weights(self) -> str | None:
+        """Where the model's weights come from; None for random ones."""
+        source = getattr(self.model, "pretrained", None)
+        return None if source is None else str(source)
+
+    @cached_property
+    def kind(self) -> str:
+        """What the time of a sample's gradient depends on."""
+        return kind_of(plain(self.dataset), plain(self.model), plain(self.query), self.copies)
+
+
+def kind_of(dataset: Any, model: Any, query: Any, copies: int) -> str:
+    """A text that tells kinds of gradients apart, from plain values; images of one size take one time."""
+    names = ("channels", "height", "width", "classes") if "height" in dataset else ("name", "max_length", "classes")
+    shape = [dataset[name] for name in names]
+    return json.dumps([shape, model, query, copies], sort_keys=True)
+
+
+def facts_of(overrides: Overrides) -> Facts:
+    """The facts of a candidate.
+
+    Raises:
+        UserError: its options don't exist or don't go together.
+    """
+    try:
+        dataset, model = _made(("dataset", "model"), _below(overrides, ("dataset", "model")))
+        (query,) = _made(("query",), _below(overrides, ("algo", "query")))
+    except (KeyError, OSError, OmegaConfBaseException, yaml.YAMLError):  # files of another form than those of ours
+        return _composed(tuple(f"{key}={value}" for key, value in overrides.items()))
+    batch_size = int(overrides.get("batch_size", dataset.suggested.batch_size))
+    rate = batch_size / dataset.train_size
+    steps = math.ceil(float(overrides.get("epochs", dataset.suggested.epochs)) / rate)
+    every_steps = overrides.get("evaluation.every_steps", "null")
+    every_epochs = overrides.get("evaluation.every_epochs", "1")
+    if every_steps != "null":
+        every = int(every_steps)
+    else:
+        every = steps if every_epochs == "null" else max(1, round(float(every_epochs) / rate))
+    copies = int(overrides.get("augmentation.copies", 1))
+    return Facts(dataset, model, query, batch_size, steps, math.ceil(steps / every), copies)
+
+
+def _below(overrides: Overrides, groups: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, value) for key, value in overrides.items() if key.partition(".")[0] in groups))
+
+
+@remembered
+def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> list[Any]:
+    """Stages from the files of their options; KeyError and the like where those are not of the usual form."""
+    overrides = dict(settings)
+    algo = _file("algo", overrides["algo"]) if "algo" in overrides else {}
+    tree = OmegaConf.create({"algo": algo.get("algo", {})})
+    for group in groups:
+        option = overrides.get(group) or (_chosen(algo, group) or "one_point" if group == "query" else "")
+        content = _file(group, option)
+        own = content[group] if "@package _global_" in content["head"] else content
+        values = {key: value for key, value in own.items() if key not in ("defaults", "head")}
+        tree[group] = OmegaConf.merge(OmegaConf.structured(SCHEMAS[group][_schema(content, group)]), values)
+    for key, value in settings:
+        if "." in key:
+            OmegaConf.update(tree, key, yaml.safe_load(value), merge=True)
+    return [OmegaConf.to_object(tree[group]) for group in groups]
+
+
+@remembered
+def _composed(candidate: tuple[str, ...]) -> Facts:
+    config = compose_each([candidate])[0].config
+    return Facts(
+        config.dataset,
+        config.model,
+        config.query,
+        config.batch_size,
+        config.steps,
+        math.ceil(config.steps / config.evaluate_every),
+        config.augmentation.copies,
+    )
+
+
+@remembered
+def _file(group: str, option: str) -> Mapping[str, Any]:
+    """A YAML file of an option over those that it extends, with its text before the defaults as "head"."""
+    text = (conf_folder() / group / f"{option}.yaml").read_text()
+    found: dict[str, Any] = {**(yaml.safe_load(text) or {}), "head": text.partition("defaults:")[0]}
+    for line in found.get("defaults", []):
+        if isinstance(line, str) and line != "_self_":
+            extended = _file(group, line)
+            found = {**extended, **found, "defaults": [*extended["defaults"], *found["defaults"]]}
+    return found
+
+
+def _chosen(content: Mapping[str, Any], group: str) -> str | None:
+    """The option of a group that the defaults list of a file chooses."""
+    lines = [line for line in content.get("defaults", []) if isinstance(line, dict)]
+    return next((line[f"override /{group}"] for line in lines if f"override /{group}" in line), None)
+
+
+def _schema(content: Mapping[str, Any], group: str) -> str:
+    """The schema that the defaults list of a file names for it."""
+    lines = [line for line in content["defaults"] if isinstance(line, dict)]
+    found = {key: option for line in lines for key, option in line.items()}
+    return str(found.get(f"/schema/{group}@{group}") or found[f"/schema/{group}@_here_"])

@@ -1,0 +1,182 @@
+"""How long runs take on this device: from records where there are any of their kind, else from their arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dpbench import cache
+from dpbench.config import compose_each
+from dpbench.config.identity import plain
+from dpbench.reproduction.facts import Facts, kind_of
+from dpbench.tracking.record import read_json
+from dpbench.training.devices import MOST_ROWS_ON_CPU, choose_device, describe
+
+# A forward and a backward pass cost so many times what a forward pass does.
+PASSES = 3
+# What a run takes besides steps and evaluations: reading data, checking gradients, calibrating noise.
+SECONDS_TO_START = 3.0
+# The steps whose times tell a device's speed: one that is all overhead, and one that is mostly arithmetic.
+SMALL = ("dataset=digits", "model=linear", "algo=dpsgd", "batch_size=64")
+LARGE = ("dataset=mnist", "model=cnn5", "algo=dpsgd", "batch_size=128")
+
+
+class Basis(IntEnum):
+    """What an estimate rests on, the best first."""
+
+    RECORDS = 0
+    OTHER_BATCHES = 1
+    ARITHMETIC = 2
+
+    def in_words(self) -> str:
+        """For a plan."""
+        return ("records of such runs", "records of other batch sizes", "arithmetic")[self]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a device.
+
+    Attributes:
+        flops: floating-point operations of private gradients in a second.
+        overhead: seconds of a micro-batch besides them.
+    """
+
+    flops: float
+    overhead: float
+
+
+class Times:
+    """Estimates the seconds of a run on one device.
+
+    Args:
+        device: its name, as of `dpbench.run`.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = choose_device(device)
+        self._name = describe(self._device)
+        self._steps: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self._estimates: dict[tuple[str, int], tuple[float, Basis]] = {}
+        self._flops: dict[str, float] = {}
+        self._learnt: set[Path] = set()
+        self._speed: Speed | None = None
+
+    def learn(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        """Learn from the record of a run that finished on this device.
+
+        Args:
+            folder: of the run.
+            settings: its own, as `RecordIndex` holds them.
+        """
+        if folder in self._learnt:
+            return
+        origin = read_json(folder / "provenance.json")
+        summary = read_json(folder / "summary.json")
+        wall, steps = origin.get("wall_seconds"), summary.get("steps")
+        if origin.get("device") != self._name or not wall or not steps:
+            return
+        self._learnt.add(folder)
+        seconds = float(wall) / int(origin.get("seeds_at_once", 1)) / int(steps)
+        self._steps[_recorded_kind(settings)].append((int(settings["batch_size"]), seconds))
+        self._estimates.clear()
+
+    def seconds(self, facts: Facts) -> tuple[float, Basis]:
+        """Seconds of a whole run, and what the estimate rests on."""
+        step, basis = self._step(facts)
+        seconds = SECONDS_TO_START + facts.steps * step
+        if basis == Basis.ARITHMETIC:  # a recorded time has them in it
+            seconds += facts.evaluations * facts.dataset.test_size * self._forward(facts) / self.speed.flops
+        return seconds, basis
+
+    def _step(self, facts: Facts) -> tuple[float, Basis]:
+        kind = (facts.kind, facts.batch_size)
+        if kind not in self._estimates:
+            self._estimates[kind] = self._estimated(facts)
+        return self._estimates[kind]
+
+    def _estimated(self, facts: Facts) -> tuple[float, Basis]:
+        timed = self._steps.get(facts.kind, [])
+        same = [seconds for size, seconds in timed if size == facts.batch_size]
+        if same:
+            return median(same), Basis.RECORDS
+        if timed:
+            # In proportion, from the nearest batch size; smaller batches are no faster by their overhead.
+            size, seconds = min(timed, key=lambda one: abs(math.log(one[0] / facts.batch_size)))
+            return seconds * facts.batch_size / size, Basis.OTHER_BATCHES
+        arithmetic = PASSES * facts.samples * self._forward(facts) / self.speed.flops
+        parts = math.ceil(facts.samples / MOST_ROWS_ON_CPU) if self._device.type == "cpu" else 1
+        return parts * self.speed.overhead + arithmetic, Basis.ARITHMETIC
+
+    def _forward(self, facts: Facts) -> float:
+        if facts.kind not in self._flops:
+            self._flops[facts.kind] = forward_flops(facts)
+        return self._flops[facts.kind]
+
+    @property
+    def speed(self) -> Speed:
+        """Of the device, measured once and cached; takes about a second."""
+        if self._speed is None:
+            key = [self._name, torch.__version__]
+            known = cache.read("speed", key)
+            self._speed = Speed(*known) if known is not None else self._measured()
+            cache.write("speed", key, [self._speed.flops, self._speed.overhead])
+        return self._speed
+
+    def _measured(self) -> Speed:
+        from dpbench.training.estimate import seconds_of_step  # takes seconds, which most plans have no use for
+
+        lines = [(*line, f"device={self._device}") for line in (SMALL, LARGE)]
+        small, large = (job.config for job in compose_each(lines))
+        overhead = seconds_of_step(small, small.batch_size)
+        seconds = seconds_of_step(large, large.batch_size)
+        facts = Facts(large.dataset, large.model, large.query, large.batch_size, 1, 1, 1)
+        return Speed(PASSES * facts.samples * forward_flops(facts) / max(seconds - overhead, 1e-6), overhead)
+
+
+def forward_flops(facts: Facts) -> float:
+    """Floating-point operations of one sample's forward pass, counted on no device and cached."""
+    model, dataset = facts.model, facts.dataset
+    if facts.weights is not None:
+        model = replace(model, pretrained=None)  # type: ignore[call-arg]
+    key = [plain(model), list(dataset.sample_shape), dataset.classes]
+    known = cache.read("flops", key)
+    if known is None:
+        known = _counted(replace(facts, model=model))
+        cache.write("flops", key, known)
+    return float(known)
+
+
+def _counted(facts: Facts) -> float:
+    nowhere = torch.device("meta")
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), nowhere:
+        net = facts.model.build(facts.dataset).eval()
+        inputs, _ = facts.dataset.blank(1, nowhere)
+        if inputs.dim() == 2:  # a text: models of them look at their inputs, and use each weight once a token
+            tables = [layer for layer in net.modules() if isinstance(layer, nn.Embedding)]
+            looked_up = {id(weight) for table in tables for weight in table.parameters()}
+            return 2.0 * inputs.shape[1] * sum(w.numel() for w in net.parameters() if id(w) not in looked_up)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            net(inputs)
+    return float(counter.get_total_flops())
+
+
+def _recorded_kind(settings: Mapping[str, Any]) -> str:
+    """`Facts.kind` of a record."""
+    nested: dict[str, Any] = {"dataset": {}, "model": {}, "query": {}}
+    for key, value in settings.items():
+        group, _, name = key.partition(".")
+        if group in nested and name:
+            nested[group][name] = value
+    return kind_of(nested["dataset"], nested["model"], nested["query"], settings.get("augmentation.copies", 1))

@@ -1,0 +1,257 @@
+"""python -m dpbench.reproduce, on made-up claims about runs of a second."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from cli import ROOT, Outcome, forget_logging, records
+from hydra.core.global_hydra import GlobalHydra
+from made_up_papers import SEARCH, TABLE, claims
+
+from dpbench import reproduce
+from dpbench.reproduction import launching, smoke
+from dpbench.reproduction.times import Speed, Times
+from dpbench.tracking.record import read_json
+
+ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
+
+
+def run(folder: Path, *arguments: str, always: tuple[str, ...] = ALWAYS) -> Outcome:
+    out, err = StringIO(), StringIO()
+    where = [f"claims={folder / 'claims'}", f"results_dir={folder / 'results'}", f"data.root={folder}"]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["reproduce"])
+        forget_logging(patch)
+        try:
+            code = reproduce.main([*where, *always, *arguments])
+        finally:
+            GlobalHydra.instance().clear()
+    return Outcome(code, out.getvalue(), err.getvalue(), folder / "results")
+
+
+def finished(results: Path) -> dict[str, tuple[int, float]]:
+    """Of every finished run, which file says so, and its accuracy."""
+    found = {}
+    for folder in records(results):
+        status = folder / "status.json"
+        if read_json(status).get("status") == "finished":  # there may be none yet, of a run under way
+            accuracy = json.loads((folder / "summary.json").read_text())["test_accuracy"]["final"]
+            found[str(folder.relative_to(results))] = (status.stat().st_mtime_ns, accuracy)
+    return found
+
+
+def test_everything_missing_is_run_and_judged_and_never_again(tmp_path):
+    claims(tmp_path, table_1=TABLE, table_2=SEARCH)
+    first = run(tmp_path)
+    assert first.code == 0
+    assert "Nothing is left that can be run here." in first.out
+    assert "5 trained cells: 5 missing." in first.out
+    found = finished(first.results)
+    assert len(found) in (10, 11)  # four cells of two seeds; two further candidates; the winner's second seed
+    last = first.out.splitlines()[-1]
+    assert last.startswith("Claims: ")
+    assert "not run" not in last
+    again = run(tmp_path)
+    assert (again.code, finished(again.results)) == (0, found)
+    assert "0 runs ended, 0 failed." in again.out
+    assert "5 trained cells: 5 done." in run(tmp_path, "plan=true").out
+
+
+def test_a_plan_runs_nothing(tmp_path):
+    claims(tmp_path)
+    planned = run(tmp_path, "plan=true", "artefact=table_1")
+    assert planned.code == 0
+    assert "method new, eps 8" in planned.out
+    assert "arithmetic" in planned.out
+    assert "What can be run here: 8 runs" in planned.out
+    assert not planned.results.exists()
+
+
+def test_a_budget_ends_and_says_what_would_be_next(tmp_path):
+    claims(tmp_path, table_1=TABLE)
+    outcome = run(tmp_path, "budget=1s")
+    assert outcome.code == 0
+    assert finished(outcome.results) == {}
+    assert "8 runs are left that the budget had no time for. Next is adp/table_1, method " in outcome.out
+    assert "budget=1m is enough for one." in outcome.out
+
+
+def test_what_is_not_here_is_named_once(tmp_path):
+    claims(tmp_path, table_1=TABLE.replace("dataset=digits", "dataset=mnist"))
+    outcome = run(tmp_path)
+    assert outcome.code == 0
+    assert "not run: needs data mnist (4 cells)" in outcome.out
+    assert finished(outcome.results) == {}
+
+
+def test_a_run_that_fails_is_told_and_repeated_only_on_request(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpbench.training.execute.train", _breaks)
+        outcome = run(tmp_path)
+    assert outcome.code == 1
+    assert outcome.err.count("RuntimeError: broken") == 8
+    assert run(tmp_path).code == 0
+    assert finished(outcome.results) == {}
+    assert run(tmp_path, "retry=true").code == 0
+    assert len(finished(outcome.results)) == 8
+
+
+def _breaks(*_, **__):
+    raise RuntimeError("broken")
+    yield
+
+
+def test_an_interrupted_command_still_says_what_there_is(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+    carried = []
+
+    def interrupted(jobs, console):
+        if carried:
+            raise KeyboardInterrupt
+        carried.append(jobs)
+        execute(jobs, console)
+
+    execute = launching.execute
+    monkeypatch.setattr(launching, "execute", interrupted)
+    outcome = run(tmp_path)
+    assert outcome.code == 130
+    assert "Claims: " in outcome.out
+    assert "interrupted; what is recorded stays" in outcome.err
+    assert len(finished(outcome.results)) == 2
+
+
+def test_a_launcher_of_hydra_gives_the_same_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "launched"):
+        claims(tmp_path / name, table_1=TABLE)
+    here = run(tmp_path / "here")
+    launched = run(tmp_path / "launched", "launcher=basic")
+    assert launched.code == 0
+    assert "8 runs ended, 0 failed." in launched.out
+    one, other = ({run: accuracy for run, (_, accuracy) in finished(o.results).items()} for o in (here, launched))
+    assert one == pytest.approx(other)
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "here", "launched"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("artefact=table_9", "artefact=table_9: expected one of table_1, table_2"),
+        ("launcher=no_such", "launcher=no_such: expected one of "),
+        ("device=tpu", "device=tpu: expected auto, cpu, cuda or cuda:<index>"),
+        ("optim.lr=3", "optim.lr=3: expected one of paper,"),
+        ("claims=/nowhere", "/nowhere/adp=: expected a folder with files of tables and figures"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(tmp_path, typed, says):
+    claims(tmp_path)
+    where = [f"results_dir={tmp_path / 'results'}", *ALWAYS]
+    keys = {typed.partition("=")[0]}
+    given = [line for line in (f"claims={tmp_path / 'claims'}", *where) if line.partition("=")[0] not in keys]
+    err = StringIO()
+    with redirect_stderr(err), redirect_stdout(StringIO()):
+        code = reproduce.main([*given, typed])
+    assert (code, err.getvalue().count("\n")) == (2, 1)
+    assert err.getvalue().startswith(f"error: {says}")
+    assert not (tmp_path / "results").exists()
+
+
+def test_help_is_printed():
+    out = StringIO()
+    with redirect_stdout(out):
+        assert reproduce.main(["--help"]) == 0
+    for key in ("paper", "artefact", "budget", "plan", "retry", "launcher", "smoke", "results_dir"):
+        assert f"\n  {key} " in out.getvalue()
+
+
+# A few steps of everything.
+
+NO_DATA = TABLE.replace("dataset=digits model=linear", "dataset=cifar100 model=linear").replace("optim.lr=0.5", "")
+COMPUTED = "title: Computed\nkind: computed\nreason: by hand\nsource: made_up.md 7\nvalues: not printed\n"
+
+
+def test_smoke_tries_everything_and_leaves_nothing(tmp_path):
+    text = TABLE.replace("dataset=digits model=linear", "dataset=sst2 model=bert_base").replace("optim.lr=0.5", "")
+    claims(tmp_path, table_1=TABLE, table_2=NO_DATA, table_3=COMPUTED, table_4=text)
+    outcome = run(tmp_path, "smoke=true")
+    assert outcome.code == 0, outcome.out
+    lines = [line for line in outcome.out.splitlines() if line.startswith("adp/")]
+    assert lines[0].startswith("adp/table_1: ran, method ")
+    assert "made-up data, for it needs data cifar100" in lines[1]
+    assert lines[2] == "adp/table_3: computed, not trained; not tried"
+    assert "made-up data, for it needs data sst2; random weights, for it needs weights" in lines[3]
+    assert not outcome.results.exists()
+
+
+def test_smoke_takes_a_few_steps_of_a_run_that_no_cell_is(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+    tried = []
+    execute = smoke.execute
+    monkeypatch.setattr(smoke, "execute", lambda jobs, *rest: (tried.extend(jobs), execute(jobs, *rest)))
+    run(tmp_path, "smoke=true")
+    (job,) = tried
+    assert (job.config.steps, job.config.batch_size) == (smoke.STEPS, smoke.BATCH)
+    assert "results" not in Path(job.config.results_dir).parts
+
+
+def test_smoke_says_what_failed(tmp_path):
+    claims(tmp_path, table_1=TABLE, table_2=TABLE.replace("optim.lr=0.5", "optim.lr=-1"))
+    outcome = run(tmp_path, "smoke=true")
+    assert outcome.code == 1
+    assert "adp/table_2: failed: optim.lr=-1: expected a finite number > 0" in outcome.out
+    assert "1 failed." in outcome.out
+
+
+# Killed at any moment.
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    where = [f"claims={folder / 'claims'}", f"results_dir={folder / 'results'}", *ALWAYS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dpbench.reproduce", *where]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_run_twice_by_a_command_that_is_killed(tmp_path):
+    for name in ("undisturbed", "killed"):
+        claims(tmp_path / name, table_1=TABLE.replace("epochs=0.2", "epochs=5"))
+    assert started(tmp_path / "undisturbed").wait() == 0
+    wanted = {run: accuracy for run, (_, accuracy) in finished(tmp_path / "undisturbed" / "results").items()}
+    draws, results = random.Random(0), tmp_path / "killed" / "results"
+    seen: dict[str, tuple[int, float]] = {}
+    kills = 0
+    while True:
+        process = started(tmp_path / "killed")
+        before = len(seen)
+        while process.poll() is None and len(finished(results) if results.exists() else ()) == before:
+            time.sleep(0.05)  # until it has got somewhere
+        time.sleep(draws.uniform(0, 2))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        found = finished(results)
+        assert seen.items() <= found.items(), "a finished run was run again"
+        seen = found
+    assert process.returncode == 0
+    assert kills >= 2
+    found = finished(results)
+    assert seen.items() <= found.items()
+    assert {run: accuracy for run, (_, accuracy) in found.items()} == wanted
