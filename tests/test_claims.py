@@ -593,4 +593,6 @@ def test_the_papers_are_no_group_of_options():
 def test_a_paper_without_files_is_refused(tmp_path):
     shutil.copytree(FILES / "doppler", tmp_path / "doppler")
     with pytest.raises(UserError, match="disk"):
-        load_all(tmp_path)
+        load_all(tmp_path, ("doppler", "disk"))
+    with pytest.raises(UserError, match="a folder with folders of papers"):
+        load_all(tmp_path / "doppler")

@@ -42,6 +42,9 @@ def undrawn(monkeypatch) -> list[str]:
     return drawn
 
 
+PAGES = {"scorecard.md", "index.html"}
+
+
 def write(world: World, folder: Path, say=lambda _: None) -> set[str]:
     changed = write_output([world.artefact()], world.evidence, folder, say)
     return {str(path.relative_to(folder)) for path in changed}
@@ -50,7 +53,7 @@ def write(world: World, folder: Path, say=lambda _: None) -> set[str]:
 def test_what_is_written_once_is_left_alone_until_it_changes(world, tmp_path):
     out = tmp_path / "out"
     said: list[str] = []
-    everything = {f"adp/made_up.{suffix}" for suffix in ("md", "csv", "svg", "png")} | {"scorecard.md"}
+    everything = {f"adp/made_up.{suffix}" for suffix in ("md", "csv", "svg", "png")} | PAGES
     assert write(world, out, said.append) == everything
     assert said == ["drawing ADP, Made up: Made up"]
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*.*")}
@@ -65,7 +68,7 @@ def test_a_finding_that_the_picture_does_not_show_draws_nothing_anew(world, tmp_
     out = tmp_path / "out"
     write(world, out)
     world.run(NEW, 0, 60, "diverged")
-    assert write(world, out) == {"adp/made_up.md", "adp/made_up.csv", "scorecard.md"}
+    assert write(world, out) == {"adp/made_up.md", "adp/made_up.csv"} | PAGES
     assert len(undrawn) == 1
 
 
@@ -87,7 +90,7 @@ def test_a_picture_of_which_nothing_is_left_is_removed(world, tmp_path, undrawn)
         return f"{head}values: not printed\nwhere:{rest.partition('where:')[2]}"
 
     changed = write_output([world.artefact(change=unprinted)], world.evidence, out, lambda _: None)
-    assert {path.suffix for path in changed} == {".svg", ".png", ".md", ".csv"}
+    assert {path.suffix for path in changed} == {".svg", ".png", ".md", ".csv", ".html"}
     assert not (out / "adp/made_up.svg").exists()
     assert "![" not in (out / "adp/made_up.md").read_text()
 

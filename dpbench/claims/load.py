@@ -32,18 +32,20 @@ CLAIMS: dict[str, set[str]] = {
 }
 
 
-def load_all(folder: Path, papers: Sequence[str] = PAPERS) -> tuple[Artefact, ...]:
+def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
     """Every artefact of papers, in the order of the papers and of their names.
 
     Args:
         folder: conf/paper.
-        papers: all, unless some are named.
+        papers: all that it has, unless some are named.
 
     Raises:
         UserError: the first thing that is wrong, naming file, field and value.
     """
+    named = papers or [paper for paper in PAPERS if (folder / paper).is_dir()]
+    require(bool(named), str(folder), "", f"a folder with folders of papers: {', '.join(PAPERS)}")
     found = []
-    for paper in papers:
+    for paper in named:
         files = sorted((folder / paper).glob("*.yaml"), key=lambda path: _natural(path.stem))
         require(bool(files), str(folder / paper), "", "a folder with files of tables and figures")
         found += [load_artefact(path) for path in files]
