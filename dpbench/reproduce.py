@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
@@ -51,19 +53,30 @@ def _main(arguments: Arguments) -> int:
         from dpbench.reproduction.launching import require_launcher
 
         require_launcher(arguments.launcher)
-    loaded = load_all(arguments.claims, arguments.papers)
-    artefacts = chosen(arguments, loaded)
+    with _uncollected():
+        artefacts = chosen(arguments, load_all(arguments.claims, arguments.papers))
     if arguments.smoke:
         from dpbench.reproduction.smoke import smoke
 
         return FAILED if smoke(artefacts, arguments.passed_on, job.config, console) else OK
     if not arguments.plan:
         require_writable(arguments.results_dir)
-    planner = Planner(artefacts, arguments.results_dir, job.config, retry=arguments.retry)
-    print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
+    with _uncollected():
+        planner = Planner(artefacts, arguments.results_dir, job.config, retry=arguments.retry)
+        print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
     if arguments.plan:
         return OK
     return _reproduce(arguments, artefacts, planner, job.config)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A plan makes hundreds of thousands of objects that stay; looking for rubbish there takes a third of its time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Planner, config: RunConfig) -> int:

@@ -6,16 +6,18 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-
-import dp_accounting
-from dp_accounting import NeighboringRelation
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
+from typing import TYPE_CHECKING
 
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
 from dpbench.privacy.tuning import RenyiCurve
+
+# It takes a second to import, so it is imported where an account is asked for.
+if TYPE_CHECKING:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
 
 ACCOUNTANTS = ("pld", "rdp", "gdp")
 
@@ -30,6 +32,8 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 def event(plan: Plan) -> dp_accounting.DpEvent:
     """The plan as an event of dp-accounting."""
+    import dp_accounting
+
     if plan.scheme.passes:
         multiplier = pass_multiplier(plan)
         return dp_accounting.GaussianDpEvent(multiplier) if multiplier < math.inf else dp_accounting.NoOpDpEvent()
@@ -39,6 +43,8 @@ def event(plan: Plan) -> dp_accounting.DpEvent:
 
 
 def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
+    import dp_accounting
+
     gaussian = dp_accounting.GaussianDpEvent(release.joint.noise_multiplier / scheme.sensitivity)
     if scheme == FIXED_SIZE:
         # Its bound depends on the sizes through their ratio alone, and grows with it.
@@ -98,11 +104,16 @@ def quick_bound(plan: Plan, delta: float) -> float:
 
 
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
     relation = NeighboringRelation.REPLACE_ONE if scheme == FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
     return RdpAccountant(orders, relation)
 
 
 def _pld(eps_scale: float) -> PLDAccountant:
+    from dp_accounting.pld import PLDAccountant
+
     return PLDAccountant(value_discretization_interval=discretisation(eps_scale))
 
 
@@ -131,6 +142,8 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
     if accountant == "gdp":
+        import dp_accounting
+
         return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
     opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
     return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import NamedTuple
 
-from scipy.optimize import brentq
-
 from dpbench import cache
 from dpbench.errors import UserError
 from dpbench.privacy.accountants import discretisation, epsilon, quick_bound
@@ -136,6 +134,8 @@ def solve(
             return 0.0  # ends the search
         # Aims at the middle of what is allowed; finite, so that the root search can interpolate.
         return math.log(min(max(ratio, 1e-9), 1e9)) + tolerance / 2
+
+    from scipy.optimize import brentq  # takes half a second, which a plan of runs has no use for
 
     low = high = math.log(guess)
     up = down = step

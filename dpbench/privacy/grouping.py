@@ -10,7 +10,6 @@ from collections import Counter
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
@@ -112,6 +111,8 @@ def _interpolated(order: float, rate: float, multipliers: NDArray[np.float64]) -
 
 def _sampled_gaussian(order: float, rate: float, multipliers: NDArray[np.float64]) -> NDArray[np.float64]:
     """D_α((1 - q) N(0, z²) + q N(1, z²) || N(0, z²)) by the trapezoidal rule, shape of z."""
+    from scipy.special import logsumexp  # takes a moment, as the rest of SciPy
+
     z = multipliers[:, None]
     points = np.linspace(-9.0, order / z[:, 0] + 9.0, 300, axis=1)  # in standard deviations of the second
     log_ratio = np.logaddexp(np.log1p(-min(rate, 1 - 1e-12)), np.log(rate) + points / z - 0.5 / z**2)

@@ -30,8 +30,6 @@ from functools import cached_property
 from typing import Self
 
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
-from scipy.optimize import brentq
 from typing_extensions import override
 
 from dpbench.errors import UserError, require
@@ -96,11 +94,15 @@ class RenyiCurve:
         The conversion is min over a of R(a) + log(1 - 1/a) - log(a delta)/(a - 1) (Canonne, Kamath and Steinke 2020).
         """
         require(0 < delta < 1, "delta", delta, "a number in (0, 1)")
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # takes a second
+
         return float(rdp.compute_epsilon(self.orders, self.values, delta)[0])
 
     def delta(self, eps: float) -> float:
         """Delta at eps >= 0, by the same conversion."""
         require(eps >= 0, "eps", eps, "a number >= 0")
+        from dp_accounting.rdp import rdp_privacy_accountant as rdp  # as above
+
         return float(rdp.compute_delta(self.orders, self.values, eps)[0])
 
 
@@ -234,6 +236,8 @@ class TruncatedNegativeBinomial(RandomRuns):
 
     @cached_property
     def _log_inverse_gamma(self) -> float:
+        from scipy.optimize import brentq  # takes half a second
+
         target = math.log(self.mean)
         high = 1.0
         while _log_mean(high, self.shape) < target:

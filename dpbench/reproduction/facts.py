@@ -112,7 +112,7 @@ def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> lis
         content = _file(group, option)
         own = content[group] if "@package _global_" in content["head"] else content
         values = {key: value for key, value in own.items() if key not in ("defaults", "head")}
-        tree[group] = OmegaConf.merge(OmegaConf.structured(SCHEMAS[group][_schema(content, group)]), values)
+        tree[group] = OmegaConf.unsafe_merge(OmegaConf.structured(SCHEMAS[group][_schema(content, group)]), values)
     for key, value in settings:
         if "." in key:
             OmegaConf.update(tree, key, yaml.safe_load(value), merge=True)
