@@ -83,7 +83,8 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
     """Run what is missing, and write what came of it, whatever ended the running."""
     # What trains is imported late: a plan does without, and is there sooner.
     from dpbench.computed import compute_all
-    from dpbench.report import write_output
+    from dpbench.report import build_grid, write_output
+    from dpbench.report.wandb import log_output
     from dpbench.reproduction.launching import Launch
 
     launch = Launch(arguments.results_dir, arguments.passed_on, arguments.launcher, console)
@@ -98,7 +99,9 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
         errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
     _print_outcome(launch, left, planner)
     # All of them, whichever were asked for: scorecard and page show them side by side.
-    write_output(load_all(arguments.claims), planner.evidence, arguments.results_dir, console.print)
+    grids = [build_grid(artefact, planner.evidence) for artefact in load_all(arguments.claims)]
+    if write_output(grids, arguments.results_dir, console.print):
+        log_output(config.tracker, arguments.results_dir, grids, errors.print)
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
     counts = score(artefacts, planner.evidence).counts
     console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))

@@ -46,7 +46,7 @@ PAGES = {"scorecard.md", "index.html"}
 
 
 def write(world: World, folder: Path, say=lambda _: None) -> set[str]:
-    changed = write_output([world.artefact()], world.evidence, folder, say)
+    changed = write_output([build_grid(world.artefact(), world.evidence)], folder, say)
     return {str(path.relative_to(folder)) for path in changed}
 
 
@@ -89,7 +89,7 @@ def test_a_picture_of_which_nothing_is_left_is_removed(world, tmp_path, undrawn)
         head, _, rest = text.partition("values: |")
         return f"{head}values: not printed\nwhere:{rest.partition('where:')[2]}"
 
-    changed = write_output([world.artefact(change=unprinted)], world.evidence, out, lambda _: None)
+    changed = write_output([build_grid(world.artefact(change=unprinted), world.evidence)], out, lambda _: None)
     assert {path.suffix for path in changed} == {".svg", ".png", ".md", ".csv", ".html"}
     assert not (out / "adp/made_up.svg").exists()
     assert "![" not in (out / "adp/made_up.md").read_text()
@@ -119,11 +119,11 @@ def check(out: Path, artefacts: tuple[Artefact, ...], evidence: Evidence) -> Non
 
 def test_every_artefact_has_its_files_while_nothing_is_run(tmp_path, artefacts, undrawn):
     evidence = Evidence(tmp_path, digest)
-    write_output(artefacts, evidence, tmp_path, lambda _: None)
+    write_output([build_grid(artefact, evidence) for artefact in artefacts], tmp_path, lambda _: None)
     check(tmp_path, artefacts, evidence)
     # Nothing else has a printed number to show, or says that it can't be laid out.
     assert len(undrawn) == sum(artefact.draw is not None and artefact.printed for artefact in artefacts) == 27
-    assert write_output(artefacts, evidence, tmp_path, lambda _: None) == []
+    assert write_output([build_grid(artefact, evidence) for artefact in artefacts], tmp_path, lambda _: None) == []
 
 
 def made_up(artefacts: tuple[Artefact, ...], results: Path, count: int) -> int:
@@ -162,11 +162,11 @@ def test_all_is_drawn_from_five_thousand_records_in_reasonable_time(tmp_path, ar
     assert made_up(artefacts, results, 5000) == 5000
     evidence = Evidence(results, digest)
     start = time.process_time()  # what others do on the machine at the time is not counted
-    write_output(artefacts, evidence, out, lambda _: None)
+    write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None)
     cold = time.process_time() - start
     check(out, artefacts, evidence)
     start = time.process_time()
-    assert write_output(artefacts, evidence, out, lambda _: None) == []
+    assert write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None) == []
     warm = time.process_time() - start
     print(f"cold {cold:.1f} s, warm {warm:.1f} s")
     assert cold < 40

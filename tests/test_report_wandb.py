@@ -39,7 +39,7 @@ def world(tmp_path) -> World:
 
 def test_tables_and_pictures_are_logged_as_a_run(world):
     settings = TrackerSettings(mode="offline", group="all")
-    write_output([world.artefact()], world.evidence, world.results, lambda _: None)
+    write_output([build_grid(world.artefact(), world.evidence)], world.results, lambda _: None)
     said: list[str] = []
     assert log_output(settings, world.results, [build_grid(world.artefact(), world.evidence)], said.append)
     wandb.teardown()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dpbench.claims import Artefact, Evidence
 from dpbench.report import scorecard
-from dpbench.report.grid import build_grid
+from dpbench.report.grid import Grid
 from dpbench.report.layout import picture_of
 from dpbench.report.page import page
 from dpbench.report.picture import Picture
@@ -18,14 +17,11 @@ from dpbench.tracking.record import require_writable, write_atomically
 HEAD = 4096
 
 
-def write_output(
-    artefacts: Iterable[Artefact], evidence: Evidence, results_dir: Path, say: Callable[[str], object]
-) -> list[Path]:
-    """Write tables, figures, the scorecard and the page of artefacts as the records are now.
+def write_output(grids: Sequence[Grid], results_dir: Path, say: Callable[[str], object]) -> list[Path]:
+    """Write tables, figures, the scorecard and the page.
 
     Args:
-        artefacts: all of them, for scorecard and page show those that are given.
-        evidence: looks up the records.
+        grids: of all artefacts, for scorecard and page show those that are given.
         results_dir: where the files go.
         say: told what is drawn, which takes a moment each.
 
@@ -36,7 +32,6 @@ def write_output(
         UserError: the folder can't be written.
     """
     require_writable(results_dir)
-    grids = [build_grid(artefact, evidence) for artefact in artefacts]
     changed: list[Path] = []
     for grid in grids:
         stem = results_dir / grid.artefact.paper / grid.artefact.name
