@@ -86,6 +86,7 @@ def attack_step(target: Target, runs: int, risk: float) -> Finding:
         details={
             "claimed_mu": claimed,
             "mu_at_least": bounds[best],
+            "reach": target.reach,
             "sampling_rate": rate,
             "runs_with_canary": runs,
             "runs_without": runs,

@@ -9,6 +9,8 @@ from rich.text import Text
 from dpbench.audit.result import CONSISTENT, VIOLATES, Audit, Finding
 
 COLUMNS = ("attack", "attacked", "claimed eps", "shown eps", "claimed mu", "shown mu", "what it says")
+# Of its sensitivity, what a canary reaches where clipping only rounds.
+WHOLE = 0.99
 LEFT = ("attack", "attacked", "what it says")
 
 
@@ -50,6 +52,11 @@ def _notes(finding: Finding) -> list[str]:
     factor = finding.details.get("notices_noise_too_small_by")
     if factor is not None:
         notes.append(f"noise too small by a factor of {factor:.2f} would be noticed in about half of all audits")
+    reach = finding.details.get("reach", 1.0)
+    if reach < WHOLE:
+        notes.append(
+            f"the canary reaches {100 * reach:.0f} % of the threshold, so no larger share of mu can be shown by it"
+        )
     most = finding.details.get("most_that_could_be_shown")
     if most is not None and most < finding.claimed_eps:
         notes.append(

@@ -41,6 +41,7 @@ class Target:
         others: batch without the canary.
         canary: batch of the canary alone.
         direction: of the canary's clipped contribution, shape (d,), norm 1.
+        reach: norm of that contribution over the sensitivity of the step.
     """
 
     config: RunConfig
@@ -49,6 +50,7 @@ class Target:
     others: MicroBatch
     canary: MicroBatch
     direction: Tensor
+    reach: float
 
 
 class Restart:
@@ -83,7 +85,8 @@ def canary_target(config: RunConfig, device: torch.device, batch_size: int) -> T
     canary = canary_samples(torch.zeros(1, dtype=torch.int64, device=device), centre)
     direction = torch.zeros_like(parts.step.gradients.flat.vector)
     direction[0] = sign
-    return Target(config, "canary made for the step", parts.step, others, canary, direction)
+    reach = _reach(parts.step, canary)
+    return Target(config, "canary made for the step", parts.step, others, canary, direction, reach)
 
 
 def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Target:
@@ -101,7 +104,8 @@ def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Ta
     worst = max(range(len(mixtures)), key=lambda k: float(mixtures[k].norm()))
     direction = _clipped_direction(mixtures[worst], parts, per_layer=config.clip.scope == "per_layer")
     attacked = f"{config.model.name} on {config.dataset.name}"
-    return Target(config, attacked, parts.step, others, (image, labels[worst].view(1)), direction)
+    canary = (image, labels[worst].view(1))
+    return Target(config, attacked, parts.step, others, canary, direction, _reach(parts.step, canary))
 
 
 def _ready(config: RunConfig, device: torch.device, batch_size: int) -> tuple[RunConfig, Assembly]:
@@ -127,6 +131,15 @@ def _warm_up(step: PrivateStep, others: MicroBatch) -> None:
 def _next_points(step: PrivateStep) -> list[Point]:
     """The points of the next step, which are public; the step's own query is not asked."""
     return deepcopy(step.query).points(step.gradients.flat.vector)
+
+
+def _reach(step: PrivateStep, canary: MicroBatch) -> float:
+    """Share of the step's sensitivity that a canary's clipped contribution reaches; takes no step."""
+    query, step.query = step.query, deepcopy(step.query)
+    threshold = step.threshold.value(step.steps)
+    found = step.request([canary], threshold).alone()
+    step.query = query
+    return float(found.total.norm()) / step.sensitivity(threshold)
 
 
 def _mixture(parts: Assembly, points: list[Point], image: Tensor, label: Tensor) -> Tensor:
