@@ -26,8 +26,8 @@ from dpbench.training.budget import budget, open_ledger
 OTHERS = 3
 # Coordinates of the model of canaries; those without a canary show the noise alone.
 DIRECTIONS = 512
-# The canary is a training image with so much more contrast.
-CONTRAST = 10.0
+# The canary is a training image with so much more contrast, for its gradient to be longer than any threshold in use.
+CONTRAST = 100.0
 
 
 @dataclass

@@ -26,7 +26,7 @@ LOOKS = {
     Outcome.REPRODUCED: Look(
         "✓", "good", "our mean lies within the tolerance of the printed number: one unit or two standard errors"
     ),
-    Outcome.AS_DERIVED: Look("=", "good", "our number agrees with one that the paper determines but does not print"),
+    Outcome.AS_DERIVED: Look("=", "none", "our number agrees with one that the paper determines but does not print"),
     Outcome.ABOVE: Look("▲", "open", "our mean lies above the printed number by more than that"),
     Outcome.BELOW: Look("▼", "bad", "our mean lies below the printed number by more than that"),
     Outcome.ORDER_HOLDS: Look("✓", "good", "an order or trend holds in our numbers by more than their noise"),
