@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -192,19 +193,22 @@ def test_only_resident_images_move():
 
 
 def test_one_batch_is_read_ahead():
-    taken = []
+    taken, third = [], threading.Event()
 
     class Watched(Split):
         def take(self, indices):
             taken.append(indices.tolist())
+            if len(taken) == 3:
+                third.set()
             return super().take(indices)
 
-    split = Watched.of(torch.zeros(6, 1, 1, 1), torch.arange(6), highest=1, mean=[0.0], std=[1.0], resident=False)
-    batches = split.batches(torch.arange(6), 2)
+    split = Watched.of(torch.zeros(8, 1, 1, 1), torch.arange(8), highest=1, mean=[0.0], std=[1.0], resident=False)
+    batches = split.batches(torch.arange(8), 2)
     next(batches)
     next(batches)
-    assert taken == [[0, 1], [2, 3], [4, 5]]
+    assert third.wait(timeout=60), "the third batch is read only when it is asked for"
     batches.close()
+    assert taken == [[0, 1], [2, 3], [4, 5]]
 
 
 @pytest.mark.usefixtures("shared_streams")
