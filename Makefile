@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 		{ echo "dpbench needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "Making $(VENV) (several GB with PyTorch; a few minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,sweeps]'
 	@touch $@
 
 run: $(READY)  ## DP-SGD and DiSK on the embedded digits at eps=8
@@ -28,7 +28,7 @@ reproduce: $(READY)  ## what of the papers fits into BUDGET=10m; PAPER=disk for 
 smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes), with made-up data where none are here
 	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER))
 
-test: $(READY) lint  ## the tests (under 10 minutes), after the linter and the type checker
+test: $(READY) lint  ## the tests (13 minutes on two cores), after the linter and the type checker
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)  ## the tests that take minutes each

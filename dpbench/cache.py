@@ -1,4 +1,4 @@
-"""Results that took time and need not be found twice: small JSON files below DPBENCH_CACHE.
+"""Results that took time and need not be found twice: files below DPBENCH_CACHE, most of them small and JSON.
 
 Best effort: a cache that can't be read or written costs time, nothing else.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,31 @@ def folder() -> Path:
     return Path(os.environ.get("DPBENCH_CACHE", default))
 
 
-def _path(kind: str, key: object) -> Path:
+def place(kind: str, key: object, suffix: str = ".json") -> Path:
+    """Where the file of a result lies, if there is one."""
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
-    return folder() / kind / f"{digest}.json"
+    return folder() / kind / f"{digest}{suffix}"
 
 
 def read(kind: str, key: object) -> Any:
     """What was written under a key, JSON-serialisable, for this kind of result; None if nothing was."""
     try:
-        return json.loads(_path(kind, key).read_text())
+        return json.loads(place(kind, key).read_text())
     except (OSError, ValueError):
         return None
 
 
 def write(kind: str, key: object, value: Any) -> None:
     """Keep a result."""
-    path = _path(kind, key)
+    replace(place(kind, key), json.dumps(value).encode())
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Keep the file of a result; readers see the old one or the new one, whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(value))
+        part = path.with_suffix(f".{socket.gethostname()}.{os.getpid()}.part")
+        part.write_bytes(content)
         part.replace(path)
     except OSError:
         pass

@@ -16,7 +16,7 @@ class UserError(Exception):
     def __init__(self, message: str, *, field: str | None = None, value: Any = None) -> None:
         self.field = field
         self.value = value
-        self.message = " ".join(message.split())
+        self.message = visible(" ".join(message.split()))
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -29,7 +29,12 @@ def show(value: Any) -> str:
         return "null"
     if isinstance(value, float):
         return format(value, "g")
-    return str(value)
+    return visible(str(value))
+
+
+def visible(text: str) -> str:
+    """A text on one line that does nothing to a terminal: control characters are written out, as in a string."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def require(condition: bool, field: str, value: Any, allowed: str) -> None:

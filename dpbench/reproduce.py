@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
 from dpbench.cli.console import duration, make_console
-from dpbench.config import RunConfig, compose_each
+from dpbench.config import RunConfig, compose_each, in_grammar
 from dpbench.errors import UserError
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
 from dpbench.reproduction.plan import Planner
@@ -20,11 +21,13 @@ from dpbench.reproduction.show import print_plan, reasons
 from dpbench.tracking import tracker_line
 from dpbench.tracking.record import require_writable
 from dpbench.training.devices import choose_device
+from dpbench.training.interruption import exit_code
 
 if TYPE_CHECKING:
+    from dpbench.cli.launcher import Launcher
     from dpbench.reproduction.launching import Launch
 
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT = 0, 1, 2
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -41,16 +44,16 @@ def main(typed: Sequence[str] | None = None) -> int:
     except UserError as error:
         errors.print(f"error: {error}", style="red")
         return BAD_INPUT
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
-        return INTERRUPTED
+        return exit_code(interruption)
 
 
 def _main(arguments: Arguments) -> int:
     (job,) = compose_each([arguments.passed_on])
     choose_device(job.config.device)
     if arguments.launcher is not None:
-        from dpbench.reproduction.launching import require_launcher
+        from dpbench.cli.launcher import require_launcher
 
         require_launcher(arguments.launcher)
     with _uncollected():
@@ -87,15 +90,15 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
     from dpbench.report.wandb import log_output
     from dpbench.reproduction.launching import Launch
 
-    launch = Launch(arguments.results_dir, arguments.passed_on, arguments.launcher, console)
-    interrupted = False
+    launch = Launch(arguments.results_dir, arguments.passed_on, _launcher(arguments), console)
+    interrupted: KeyboardInterrupt | None = None
     left: Left | None = None
     try:
         compute_all(arguments.results_dir, artefacts, console.print)
         console.print(tracker_line(config.tracker, arguments.results_dir))
-        left = carry_out(planner, arguments.budget, launch, together=arguments.launcher is not None)
-    except KeyboardInterrupt:
-        interrupted = True
+        left = _carry_out(arguments, planner, launch)
+    except KeyboardInterrupt as interruption:
+        interrupted = interruption
         errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
     _print_outcome(launch, left, planner)
     # All of them, whichever were asked for: scorecard and page show them side by side.
@@ -105,14 +108,37 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
     counts = score(artefacts, planner.evidence).counts
     console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    if interrupted:
-        return INTERRUPTED
+    if interrupted is not None:
+        return exit_code(interrupted)
     return FAILED if launch.failures else OK
+
+
+def _launcher(arguments: Arguments) -> Launcher | None:
+    from dpbench.cli.launcher import Launcher
+
+    if arguments.launcher is None:
+        return None
+    where = f"results_dir={in_grammar(str(arguments.results_dir))}"
+    return Launcher([f"hydra/launcher={arguments.launcher}", *arguments.launcher_settings, where])
+
+
+def _carry_out(arguments: Arguments, planner: Planner, launch: Launch) -> Left:
+    """Run what is missing; what other processes are at comes last, and may be followed by more."""
+    end = math.inf if arguments.budget is None else time.monotonic() + arguments.budget
+    while True:
+        budget = None if arguments.budget is None else end - time.monotonic()
+        left = carry_out(planner, budget, launch, together=arguments.launcher is not None)
+        if not launch.elsewhere or time.monotonic() >= end:
+            return left
+        for work in launch.come_back(end):
+            planner.note(work.batch)
 
 
 def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
     """What was run, what was not and why."""
     console.print(f"\n{launch.ended} runs ended, {len(launch.failures)} failed.")
+    if launch.elsewhere:
+        console.print(f"Other processes are at {len(launch.elsewhere)} runs; they were not waited for.")
     for name, reason in launch.failures.items():
         errors.print(f"error: {reason} ({name})", style="red")
     for reason in reasons(planner):

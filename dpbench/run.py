@@ -5,28 +5,41 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from omegaconf import DictConfig
 
 from dpbench.cli.console import make_console
 from dpbench.cli.help import help_text
 from dpbench.cli.job import train_job
+from dpbench.cli.launcher import Launcher, LauncherError
 from dpbench.cli.preview import print_plan
-from dpbench.config import Job, compose_jobs, conf_folder, quoted
+from dpbench.cli.rounds import carry_through
+from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
-from dpbench.tracking.record import read_json, require_writable, write_atomically
+from dpbench.tracking.process import Process
+from dpbench.tracking.reading import Recorded
+from dpbench.tracking.record import require_writable, write_atomically
 from dpbench.training.budget import budget
-from dpbench.training.execute import record_of
+from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
+from dpbench.training.execution import record_of
+from dpbench.training.following import follow
+from dpbench.training.interruption import exit_code
 
-OK, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, BAD_INPUT = 0, 1, 2
+NO_REASON = "its record does not say why"
+# Carries out some jobs, with further overrides; see `carry_through`.
+Start = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -37,12 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     register()
     try:
-        return _main(typed)
+        with torchrun_team() as team:
+            return _follow(team, typed) if isinstance(team, TorchTeam) and not team.leads else _main(typed)
     except UserError as error:
         errors.print(f"error: {error}", style="red")
         return BAD_INPUT
-    except KeyboardInterrupt:
-        return _interrupted()
+    except KeyboardInterrupt as interruption:
+        return _interrupted(interruption)
 
 
 def _main(typed: list[str]) -> int:
@@ -57,8 +71,8 @@ def _main(typed: list[str]) -> int:
     if options.info or options.hydra_help or options.shell_completion:
         _launch(flags, overrides)
         return OK
-    folders = [Path(options.config_dir).absolute()] if options.config_dir else []
-    jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=folders)
+    _refuse_launcher(overrides)
+    jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))
     if options.cfg:
         _launch(flags, overrides)
         return OK
@@ -66,7 +80,40 @@ def _main(typed: list[str]) -> int:
     if jobs[0].config.plan:
         print_plan(jobs, console)
         return OK
-    return _run(jobs, flags, overrides, multirun=options.multirun)
+    hydras = [line for line in overrides if line.startswith("hydra")]
+
+    def starting(sweep: str | None) -> Start:
+        if sweep is None:
+            return partial(_start_one, flags, overrides)
+        where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
+        launcher = Launcher([*hydras, where, f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"], _folders(options))
+        return partial(_start, launcher, _fused(jobs, hydras))
+
+    return _run(jobs, starting, multirun=options.multirun)
+
+
+def _follow(team: TorchTeam, typed: list[str]) -> int:
+    """Take part in what rank 0 does, which says all there is to say."""
+    try:
+        follow(team, _folders(_flags(typed)))
+    except KeyboardInterrupt as interruption:
+        return exit_code(interruption)
+    except UserError:
+        return BAD_INPUT
+    return FAILED if team.lost else OK
+
+
+def _folders(options: Namespace) -> list[Path]:
+    return [Path(options.config_dir).absolute()] if options.config_dir else []
+
+
+def _refuse_launcher(overrides: list[str]) -> None:
+    """Processes of a launcher would not be those that torchrun started."""
+    for line in overrides if current_team().size > 1 else []:
+        if line.startswith("hydra/launcher=") and line != "hydra/launcher=basic":
+            raise UserError(
+                f"{line}: under torchrun the runs of a sweep go one after the other; leave the launcher out"
+            )
 
 
 def _flags(typed: list[str]) -> Namespace:
@@ -109,59 +156,110 @@ def _refuse_twins(jobs: list[Job]) -> None:
             raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
 
 
-def _run(jobs: list[Job], flags: list[str], overrides: list[str], *, multirun: bool) -> int:
+def _run(jobs: list[Job], starting: Callable[[str | None], Start], *, multirun: bool) -> int:
+    """Carry out jobs and say what came of them.
+
+    Args:
+        jobs: of the command line.
+        starting: given the name of the sweep, if they are one, what carries out some of them.
+        multirun: whether they are one.
+    """
     first = jobs[0].config
     results = Path(first.results_dir)
     require_writable(results)
     waiting = [job for job in jobs if job.config.force or not record_of(job).finished()]
     for job in waiting:
         budget(job.config)  # refuses here what can't be calibrated; the result is cached
-    sweep = time.strftime("%Y-%m-%d_%H-%M-%S")
-    group = first.tracker.group or (f"sweep-{sweep}" if multirun else None)
-    interrupted = False
+    sweep = _name_of_sweep(results / "sweeps") if multirun and waiting else None
+    start = starting(sweep)
+    group = first.tracker.group or (f"sweep-{sweep}" if sweep else None)
+    interrupted: KeyboardInterrupt | None = None
     if waiting:
-        if multirun:
+        if sweep:
             console.print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished already")
         console.print(tracker_line(first.tracker, results))
-        own = [f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"] if multirun else []
-        own += [f"tracker.group={group}"] if group and not first.tracker.group else []
+        own = [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:
-            _launch(flags, [*_seeds_in_one_job(jobs, overrides), *own])
-        except KeyboardInterrupt:
-            interrupted = True
-        except SystemExit:  # Hydra's, after it has printed why a launcher failed
-            errors.print("error: the launcher failed; what is recorded stays", style="red")
+            carry_through(waiting, partial(start, own), console)
+        except KeyboardInterrupt as interruption:
+            interrupted = interruption
+        except LauncherError as error:
+            errors.print(f"error: the launcher failed; what is recorded stays: {error}", style="red")
     rows = _rows(jobs)
     if any(row.status != Status.REFUSED for row in rows):  # where nothing ran, a sentence says all
         print_table(rows, console)
-    if multirun and waiting and any(row.summary for row in rows):
-        _keep_table(rows, jobs, results / "sweeps" / sweep, group)
-    return _interrupted() if interrupted else _complain(rows)
+    kept = True
+    if sweep and any(row.summary for row in rows):
+        kept = _keep_table(rows, jobs, results / "sweeps" / sweep, group)
+    if interrupted is not None:
+        return _interrupted(interrupted)
+    return _complain(rows) or (OK if kept else FAILED)
 
 
-def _seeds_in_one_job(jobs: list[Job], overrides: list[str]) -> list[str]:
-    """The overrides with a sweep over seeds as one job; a launcher of several processes has to be told to.
+def _name_of_sweep(sweeps: Path) -> str:
+    """The time, and a number where it has been before: of two sweeps begun at once, or when the clock is set back."""
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for name in chain([now], (f"{now}_{number}" for number in count(2))):
+        try:
+            (sweeps / name).mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"no folder for the sweep can be made in it ({error.strerror})",
+                field="results_dir",
+                value=sweeps.parent,
+            ) from error
+        return name
+    raise AssertionError("there is always another number")
+
+
+def _start_one(flags: list[str], overrides: list[str], own: list[str], jobs: Sequence[Job]) -> dict[int, str]:
+    """Carry out the one job of a command line, in this process."""
+    raised = _launch(flags, [*overrides, *own])
+    return dict.fromkeys(range(len(jobs)), raised) if raised else {}
+
+
+def _start(launcher: Launcher, fused: bool, own: list[str], jobs: Sequence[Job]) -> dict[int, str]:
+    """Carry out jobs of a sweep through Hydra's launcher."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for place, job in enumerate(jobs):
+        line = tuple("seeds" if fused and one.startswith("seed=") else one for one in job.overrides)
+        places.setdefault(line, []).append(place)
+    lines = []
+    for line, of_line in places.items():
+        seeds = f"seeds=[{','.join(str(jobs[place].config.seed) for place in of_line)}]"
+        lines.append([*(seeds if one == "seeds" else one for one in line), *own])
+    raised = zip(places.values(), launcher(lines), strict=True)
+    return {place: trace for of_line, trace in raised if trace is not None for place in of_line}
+
+
+def _fused(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
+    """Whether jobs that differ in their seeds alone become one; a launcher of several processes has to be told to.
 
     Which seeds share their passes is decided in that job.
     """
-    seeds = list(dict.fromkeys(job.config.seed for job in jobs))
-    elsewhere = any(line.startswith("hydra/launcher=") and line != "hydra/launcher=basic" for line in overrides)
+    elsewhere = any(line.startswith("hydra/launcher=") and line != "hydra/launcher=basic" for line in hydras)
     fuse = jobs[0].config.fuse_seeds
-    if len(seeds) == 1 or not fuse or (elsewhere and fuse == "auto"):
-        return overrides
-    together = f"seeds=[{','.join(map(str, seeds))}]"
-    return [together if line.partition("=")[0] == "seed" else line for line in overrides]
+    several = len({job.config.seed for job in jobs}) > 1
+    return bool(several and fuse and not (elsewhere and fuse == "auto"))
 
 
-def _interrupted() -> int:
-    errors.print("interrupted; what is recorded stays, the rest runs again next time", style="yellow")
-    return INTERRUPTED
+def _interrupted(interruption: KeyboardInterrupt) -> int:
+    errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
+    return exit_code(interruption)
 
 
-def _launch(flags: list[str], overrides: list[str]) -> None:
-    """Hand over to Hydra and its launcher."""
+def _launch(flags: list[str], overrides: list[str]) -> str | None:
+    """Hand over to Hydra; the traceback of what was raised outside of the run, if anything was."""
     sys.argv = [sys.argv[0], *flags, *overrides]
-    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(train_job)()
+    raised = []
+
+    def task(composed: DictConfig) -> None:
+        raised.append(train_job(composed, Process.this()))
+
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
+    return raised[0] if raised else None
 
 
 def _rows(jobs: list[Job]) -> list[Row]:
@@ -171,25 +269,33 @@ def _rows(jobs: list[Job]) -> list[Row]:
     for job in jobs:
         record = record_of(job)
         folder = record.latest() if job.config.force else record.folder
-        refusal = record.take_refusal()
-        status = {"status": Status.REFUSED, "reason": refusal} if refusal else read_json(folder / "status.json")
+        recorded = Recorded.read(folder)
+        status, reason = recorded.status or "not run", recorded.reason or recorded.damage
+        if refusal := record.take_refusal():
+            status, reason = Status.REFUSED, refusal
+        elif untold := record.take_untold():
+            status, reason = Status.FAILED, untold
         own = replace(job, overrides=tuple(line for line in job.overrides if line not in common))
         rows.append(
             Row(
                 name=own.name,
-                summary=read_json(folder / "summary.json"),
-                status=status.get("status", "not run"),
-                reason=status.get("reason"),
+                summary=recorded.summary,
+                status=status,
+                reason=reason,
                 folder=str(folder),
             )
         )
     return rows
 
 
-def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | None) -> None:
-    """Write the table beside the sweep's own record, and to the tracker."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "table.csv", as_csv(rows))
+def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | None) -> bool:
+    """Write the table beside the sweep's own record, and to the tracker; whether it could be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "table.csv", as_csv(rows))
+    except OSError as error:
+        errors.print(f"error: the table can't be written to {folder} ({error.strerror})", style="red")
+        return False
     settings = jobs[0].config.tracker
     settings.group = group
     columns = [
@@ -210,6 +316,7 @@ def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | Non
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
     where = Path(jobs[0].config.results_dir)
     log_table(settings, where, name=f"table-{group}", columns=columns, rows=cells, say=errors.print)
+    return True
 
 
 def _complain(rows: list[Row]) -> int:
@@ -217,7 +324,7 @@ def _complain(rows: list[Row]) -> int:
     reasons: dict[str, list[Row]] = {}
     for row in rows:
         if row.status != Status.FINISHED:
-            reasons.setdefault(f"{row.status}: {row.reason}", []).append(row)
+            reasons.setdefault(f"{row.status}: {row.reason or NO_REASON}", []).append(row)
     for reason, those in reasons.items():
         which = "" if len(rows) == 1 else f" ({'; '.join(row.name for row in those)})"
         text = reason.removeprefix(f"{Status.REFUSED}: ")

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from dpbench.stage import State
+
 Array = NDArray[np.float64]
 
 
@@ -117,6 +119,14 @@ class GradientRecorder:
         assert self._directions is not None
         return (self._directions @ gradient).cpu()
 
+    def state_dict(self) -> State:
+        """What was kept so far; which coordinates is for whoever makes the recorder."""
+        return {"unnoised": _stacked(self._unnoised), "private": _stacked(self._private)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        self._unnoised, self._private = list(state["unnoised"].unbind()), list(state["private"].unbind())
+
     @property
     def signal(self) -> Array:
         """Un-noised clipped means, shape (T, K)."""
@@ -138,6 +148,10 @@ class GradientRecorder:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, signal=self.signal, observed=self.observed, privacy=mark)
         return buffer.getvalue()
+
+
+def _stacked(rows: list[Tensor]) -> Tensor:
+    return torch.stack(rows) if rows else torch.empty(0)
 
 
 def _array(rows: list[Tensor]) -> Array:

@@ -19,7 +19,7 @@ from dpbench.privacy.plan import Release
 from dpbench.query import Query
 from dpbench.stage import State
 from dpbench.threshold import Threshold
-from dpbench.update import tell, update
+from dpbench.update import Moved, tell, update
 
 
 class Recorder(Protocol):
@@ -42,6 +42,7 @@ class PrivateStep:
     what it makes of earlier steps is added to the sum.
 
     Attributes:
+        moved: the parameters that filter and optimizer move: all of them, unless processes share that work.
         recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
     """
 
@@ -70,6 +71,7 @@ class PrivateStep:
         self.expected_batch = expected_batch
         self.ledger = ledger
         self.noise_source, self.side_source = noise_source, side_source
+        self.moved: Moved = gradients.flat
         self.recorder: Recorder | None = None
         self.steps = 0
         self._noise = torch.empty_like(gradients.flat.vector)
@@ -111,9 +113,7 @@ class PrivateStep:
         # Right of here: post-processing. Nothing below touches the batch.
         if self.recorder is not None:
             self.recorder.private(private_gradient)
-        update(
-            self.gradients.flat, private_gradient, self.noise_std(self.steps, threshold), self.filter, self.optimizer
-        )
+        update(self.moved, private_gradient, self.noise_std(self.steps, threshold), self.filter, self.optimizer)
         self.steps += 1
         return found.losses
 
@@ -160,7 +160,13 @@ class PrivateStep:
         return found.total
 
     def state_dict(self) -> State:
-        """State of gradients, stages, optimizer and step counter; parameters and generators are their owners'."""
+        """State of gradients, stages, optimizer and step counter; parameters and generators are their owners'.
+
+        Raises:
+            NotImplementedError: other processes have parts of it.
+        """
+        if self.moved is not self.gradients.flat:
+            raise NotImplementedError("filter and optimizer states are in parts, one in each process")
         return {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from dpbench.filters import Filter
-from dpbench.gradients import FlatParameters
 from dpbench.optim import PlacesFilter
 
 
+class Moved(Protocol):
+    """The parameters that filter and optimizer move: all of them, or those that one of several processes sees to."""
+
+    def part(self, vector: Tensor) -> Tensor:
+        """What belongs to them of a vector of shape (d,)."""
+
+    def set_gradient(self, gradient: Tensor) -> None:
+        """Give them a gradient, for the optimizer."""
+
+    def moved(self) -> None:
+        """They have been moved."""
+
+
 def update(
-    flat: FlatParameters, gradient: Tensor, noise_std: float, filter: Filter, optimizer: torch.optim.Optimizer
+    parameters: Moved, gradient: Tensor, noise_std: float, filter: Filter, optimizer: torch.optim.Optimizer
 ) -> None:
     """Move the parameters by what filter and optimizer make of a private gradient.
 
     Args:
-        flat: the parameters.
+        parameters: of the optimizer.
         gradient: g_t, shape (d,).
         noise_std: standard deviation of the noise in each of its coordinates.
         filter: told `noise_std`, then applied: by an optimizer that places it, or before any other.
@@ -24,12 +38,14 @@ def update(
     """
     filter.expect(noise_std)
     tell(optimizer, noise_std=noise_std)
+    part = parameters.part(gradient)
     if isinstance(optimizer, PlacesFilter):
-        flat.set_gradient(gradient)
+        parameters.set_gradient(part)
         optimizer.step_filtered(filter.apply)
     else:
-        flat.set_gradient(filter.apply(gradient))
+        parameters.set_gradient(filter.apply(part))
         optimizer.step()
+    parameters.moved()
 
 
 def tell(optimizer: torch.optim.Optimizer, **facts: float) -> None:

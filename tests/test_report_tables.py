@@ -226,9 +226,10 @@ def test_the_scorecard_counts_and_says_first_how_little_was_run(tmp_path):
     grids = [build_grid(artefact, evidence) for artefact in artefacts]
     page = scorecard(grids)
     total = sum(len(grid.findings) for grid in grids)
+    reported = [grid for grid in grids if grid.findings]  # our own comparisons claim nothing
     waiting = sum(finding.outcome == Outcome.NOT_RUN for grid in grids for finding in grid.findings)
     assert (
-        f"Of {total} claims in {len(grids)} tables and figures 0 have been compared with numbers of ours; 0 of these"
+        f"Of {total} claims in {len(reported)} tables and figures 0 have been compared with numbers of ours; 0 of these"
         in page
     )
     assert f"{waiting} have not been run." in page

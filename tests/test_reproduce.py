@@ -17,9 +17,12 @@ from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
 
 from dpbench import reproduce
+from dpbench.cli import rounds
 from dpbench.reproduction import launching, smoke
 from dpbench.reproduction.times import Speed, Times
+from dpbench.tracking.lock import Lock
 from dpbench.tracking.record import read_json
+from dpbench.training.execution import record_of
 
 ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")
 
@@ -101,7 +104,7 @@ def test_what_is_not_here_is_named_once(tmp_path):
 def test_a_run_that_fails_is_told_and_repeated_only_on_request(tmp_path, monkeypatch):
     claims(tmp_path, table_1=TABLE)
     with monkeypatch.context() as patch:
-        patch.setattr("dpbench.training.execute.train", _breaks)
+        patch.setattr("dpbench.training.execution.train", _breaks)
         outcome = run(tmp_path)
     assert outcome.code == 1
     assert outcome.err.count("RuntimeError: broken") == 8
@@ -148,11 +151,38 @@ def test_a_launcher_of_hydra_gives_the_same_results(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "here", "launched"}
 
 
+def test_a_run_that_another_command_is_at_comes_last(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+    others, order = [], []
+    carry, wait = launching.execute, rounds._wait
+
+    def begins(jobs, console):
+        if not others:
+            others.append(Lock(record_of(jobs[0]).lock.path))
+            assert others[0].acquire()
+        order.extend(record_of(job).lock.path for job in jobs)
+        carry(jobs, console)
+
+    def waits(*arguments):
+        others[0].release()
+        wait(*arguments)
+
+    monkeypatch.setattr(launching, "execute", begins)
+    monkeypatch.setattr(rounds, "_wait", waits)
+    outcome = run(tmp_path)
+    assert outcome.code == 0
+    assert "waiting for others to end 1 of these runs" in outcome.out
+    assert "8 runs ended, 0 failed." in outcome.out
+    assert len(finished(outcome.results)) == 8
+    assert order[-1] == others[0].path
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
         ("artefact=table_9", "artefact=table_9: expected one of table_1, table_2"),
         ("launcher=no_such", "launcher=no_such: expected one of "),
+        ("hydra.launcher.n_jobs=2", "hydra.launcher.n_jobs=2: expected a launcher, such as launcher=joblib"),
         ("device=tpu", "device=tpu: expected auto, cpu, cuda or cuda:<index>"),
         ("optim.lr=3", "optim.lr=3: expected one of paper,"),
         ("claims=/nowhere", "/nowhere/adp=: expected a folder with files of tables and figures"),

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
+from helpers import composed
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.special import logsumexp
 
+from dpbench.config import config_hash
+from dpbench.config.identity import identity
 from dpbench.errors import UserError
+from dpbench.privacy.accountants import event
 from dpbench.privacy.tuning import (
     PoissonRuns,
     RandomStopping,
@@ -18,6 +22,7 @@ from dpbench.privacy.tuning import (
     TruncatedNegativeBinomial,
     every_run,
 )
+from dpbench.training.budget import budget
 
 # dc_sgd.md 2.7. Columns: no tuning; every candidate of 9, 10, 45, 90; random stopping over as many, in parentheses
 # with more orders.
@@ -256,3 +261,39 @@ def test_bad_input():
         RenyiCurve((2.0, 1.5), (0.1, 0.1))
     with pytest.raises(UserError, match="values=1"):
         RenyiCurve((1.5, 2.0), (0.1,))
+
+
+@pytest.mark.parametrize(
+    "overrides", [("algo=dpsgd",), ("algo=dcsgd_e", "threshold.histogram_noise=20"), ("algo=dp_ftrl",)], ids="".join
+)
+def test_the_eps_of_a_run_in_a_search_is_that_of_the_search(overrides):
+    """By dp-accounting's own account of a search, with a logarithmic number of runs."""
+    config = composed(*overrides, "dataset=digits", "eps=3", "privacy.search_runs=8")
+    found = budget(config)
+    plan = config.release_plan().scaled(found.noise_multiplier)
+    selected = RepeatAndSelectDpEvent(event(plan), 8.0, 0.0)
+    account = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    spent = account.compose(selected).get_epsilon(config.delta_value)
+    # Grouping unequal releases charges up to 1 % more.
+    assert 3 * (1 - 0.0102) <= spent <= 3 * (1 + 1e-6)
+    assert found.search == (8.0, pytest.approx(3, rel=1e-3))
+    assert found.eps < 2.5  # of the run alone
+    assert found.noise_multiplier > budget(composed(*overrides, "dataset=digits", "eps=3")).noise_multiplier
+
+
+def test_a_multiplier_that_is_enough_for_a_run_but_not_for_its_search_is_refused():
+    alone = budget(composed("eps=3")).noise_multiplier
+    given = ("eps=3", f"privacy.noise_multiplier={alone}")
+    assert budget(composed(*given)).eps <= 3
+    with pytest.raises(UserError, match="search with 8 runs expected, more than eps=3"):
+        budget(composed(*given, "privacy.search_runs=8"))
+    with pytest.raises(UserError, match=r"privacy\.search_runs=1"):
+        composed("privacy.search_runs=1")
+    with pytest.raises(UserError, match=r"privacy\.published=poisson_rdp"):
+        composed("privacy=as_published", "privacy.search_runs=8")
+
+
+def test_a_run_of_a_search_is_another_run_and_one_of_none_is_what_it_was():
+    hashes = {config_hash(composed(*lines)) for lines in ((), ("privacy.search_runs=8",), ("privacy.search_runs=9",))}
+    assert len(hashes) == 3
+    assert "search_runs" not in identity(composed())["privacy"]

@@ -1,9 +1,11 @@
 """Weights & Biases as a copy of the record, offline and read back; nothing here needs a network or an account."""
 
 import os
+import shutil
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 
 import pytest
 import wandb
-from cli import SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, status
+from cli import SMALL, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, status
+from results_command import results
 from wandb_log import OfflineRun, offline_runs
 
 from dpbench.config.schema import TrackerSettings
@@ -185,6 +188,52 @@ def test_offline_reaches_for_no_network(network, sweep):
     assert network.attempts == []
 
 
+# A run that goes on.
+
+
+def stopped_and_gone_on(results, *tracking: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, 2, RuntimeError("stopped"))
+        assert run(
+            results, "checkpoint.every_steps=2", "evaluation.every_steps=1", settings=(*SETTINGS, *tracking)
+        ).code
+    assert run(results, "evaluation.every_steps=1", settings=(*SETTINGS, *tracking)).code == 0
+
+
+def test_offline_a_run_that_goes_on_is_written_whole_under_its_id(tmp_path):
+    stopped_and_gone_on(tmp_path, "tracker.mode=offline")
+    first, second = sorted(written(tmp_path), key=lambda each: len(each.history))
+    assert first.run.run_id == second.run.run_id
+    assert [line["_step"] for line in first.history] == [1, 2]
+    assert [line["_step"] for line in second.history] == [1, 2, 3]
+    assert [first.exit_code, second.exit_code] == [1, 0]
+    for line, expected in zip(second.history, read_metrics(only_record(tmp_path)), strict=True):
+        assert {key: line[key] for key in expected} == pytest.approx(expected)
+
+
+def test_online_a_run_that_goes_on_is_the_run_of_its_id_and_logs_what_is_missing(tmp_path, monkeypatch):
+    asked, logged = [], []
+
+    class Online(Broken):
+        """A run of which the server has the first step."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__()
+            asked.append({name: settings[name] for name in ("id", "resume", "mode")})
+            self.step = 2 if settings["resume"] else 0
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            logged.append(step)
+
+    monkeypatch.setattr(wandb, "init", Online)
+    stopped_and_gone_on(tmp_path, "tracker.mode=online")
+    assert asked == [
+        {"id": asked[0]["id"], "resume": None, "mode": "online"},
+        {"id": asked[0]["id"], "resume": "allow", "mode": "online"},
+    ]
+    assert logged == [1, 2, 2, 3]
+
+
 # W&B never stops a run.
 
 
@@ -286,3 +335,90 @@ def test_the_users_wandb_mode_decides_where_the_setting_is_auto(mode, tmp_path, 
     monkeypatch.setenv("WANDB_MODE", mode)
     assert tracker_line(TrackerSettings(mode="auto"), tmp_path).startswith(f"W&B: {mode} (as WANDB_MODE says)")
     assert tracker_line(TrackerSettings(mode="disabled"), tmp_path) == "W&B: disabled (as asked)"
+
+
+# Runs that were recorded without W&B, or offline, sent later.
+
+
+@pytest.fixture
+def recorded(sweep, tmp_path) -> Path:
+    """The records of the sweep without what W&B wrote of it."""
+    shutil.copytree(sweep.results / "runs", tmp_path / "results" / "runs")
+    return tmp_path / "results"
+
+
+def sent(outcome: Outcome) -> list[OfflineRun]:
+    assert (outcome.code, outcome.err) == (0, "")
+    return written(outcome.results)
+
+
+def test_a_run_that_is_sent_later_is_the_run_that_was_tracked(recorded, trained):
+    later = {each.config["hash"]: each for each in sent(results(recorded, "export", "to=wandb", "mode=offline"))}
+    assert len(later) == len(trained) == 2
+    for live in trained:
+        found = later[live.config["hash"]]
+        assert found.run.run_id == f"{live.config['hash']}-0"
+        for name in ("project", "run_group", "job_type", "display_name"):
+            assert getattr(found.run, name) == getattr(live.run, name)
+        assert sorted(found.run.tags) == sorted(live.run.tags)
+        own = {"_wandb"}
+        assert {k: v for k, v in found.config.items() if k not in own} == {
+            k: v for k, v in live.config.items() if k not in own
+        }
+        ours = [{k: v for k, v in line.items() if k[:5] not in ("_runt", "_time")} for line in found.history]
+        theirs = [{k: v for k, v in line.items() if k[:5] not in ("_runt", "_time")} for line in live.history]
+        assert ours == theirs
+        numbers = {k: v for k, v in live.summary.items() if not k.startswith("_")}
+        assert {k: v for k, v in found.summary.items() if not k.startswith("_")} == numbers
+        assert found.exit_code == live.exit_code == 0
+
+
+def test_what_is_sent_twice_is_one_run(recorded):
+    first = sent(results(recorded, "export", "algo=disk", "to=wandb", "mode=offline"))
+    assert len(first) == 1
+    again = results(recorded, "export", "to=wandb", "mode=offline", "project=other")
+    both = sent(again)
+    assert "1 runs written" in again.out
+    assert "1 of 2 were there already" in again.out
+    assert {each.run.run_id for each in both} == {f"{one.parent.name}-0" for one in records(recorded)}
+    assert [each.run.project for each in both] == ["dpbench", "other"]
+    (record,) = [one for one in records(recorded) if read(one, "summary.json")["algorithm"] == "disk"]
+    now = time.time() + 1
+    os.utime(record / "status.json", (now, now))  # it was run again
+    repeated = sent(results(recorded, "export", "algo=disk", "to=wandb", "mode=offline"))
+    assert len(repeated) == 3
+    assert len({each.run.run_id for each in repeated}) == 2
+
+
+def test_runs_that_were_tracked_or_have_not_ended_are_left_out(recorded):
+    tracked, running = records(recorded)
+    text = (tracked / "config.yaml").read_text()
+    (tracked / "config.yaml").write_text(text.replace("mode: offline", "mode: auto"))
+    (running / "status.json").write_text('{"status": "running"}')
+    outcome = results(recorded, "export", "to=wandb", "mode=offline")
+    assert sent(outcome) == []
+    assert "1 runs left out, which W&B may have recorded as they ran; tracker.mode=auto takes them" in outcome.out
+    assert len(sent(results(recorded, "export", "tracker.mode=auto", "to=wandb", "mode=offline"))) == 1
+
+
+def test_a_failure_of_wandb_is_told_and_is_an_error(recorded, monkeypatch):
+    monkeypatch.setattr(wandb, "init", fail)
+    outcome = results(recorded, "export", "to=wandb", "mode=offline")
+    assert outcome.code == 1
+    assert outcome.out.count("W&B failed to start (RuntimeError: no disk)") == 2
+
+
+def fail(**_: Any) -> None:
+    raise RuntimeError("no disk")
+
+
+@pytest.mark.parametrize("mode", ["disabled", "sometimes"])
+def test_a_mode_that_sends_nothing_is_refused(recorded, mode):
+    outcome = results(recorded, "export", "to=wandb", f"mode={mode}")
+    assert outcome.code == 2
+    assert f"mode={mode}: " in outcome.error()
+
+
+def test_sending_offline_reaches_for_no_network(network, recorded):
+    assert len(sent(results(recorded, "export", "to=wandb", "mode=offline"))) == 2
+    assert network.attempts == []

@@ -11,7 +11,8 @@ from typing import Any
 
 from dpbench.claims.computed import path_of, read_computed
 from dpbench.claims.schema import Artefact, Cell
-from dpbench.tracking.record import Status, read_json
+from dpbench.tracking.reading import DAMAGED, Recorded, seeds_of
+from dpbench.tracking.status import Status
 
 # Eps that the account may exceed the printed one by before the two are said to differ: what calibration leaves.
 SLACK = 1.01
@@ -48,7 +49,7 @@ class Measured:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
-            records lack the number.
+            records lack the number, or are "damaged", of runs that finished.
         missing: whether a search has a configuration of which no run has finished yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
@@ -134,26 +135,26 @@ class Evidence:
     def runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
         """What the records say about one candidate of a cell."""
         digest = self.hash_of(overrides)
-        folders = sorted((self.results_dir / "runs" / digest).glob("[0-9]*")) if digest else []
+        folders = seeds_of(self.results_dir / "runs" / digest) if digest else []
         runs: dict[int, Run] = {}
         broken: dict[str, str] = {}
         spent: list[float] = []
         for folder in folders:
-            if not folder.name.isdigit():
-                continue  # the second attempt at a run, beside the record of the first
-            status = read_json(folder / "status.json")
-            summary = read_json(folder / "summary.json")
+            record = Recorded.read(folder).warn()
+            summary = record.summary
             value = _value(cell, summary)
-            if status.get("status") == Status.FINISHED and value is not None:
+            if record.finished and value is not None:
                 seed = int(folder.name)
                 runs[seed] = Run(
                     seed, value, folder, _number(summary.get("eps")), _number(summary.get("published_eps"))
                 )
                 spent += _overspent(summary)
-            elif status.get("status") == Status.FINISHED and _lacks(cell, summary):
+            elif record.finished and _lacks(cell, summary):
                 broken[str(folder)] = f"no {cell.metric} in the record"
-            elif status.get("status") in (Status.DIVERGED, Status.FAILED, Status.INVALID):
-                broken[str(folder)] = str(status["status"])
+            elif record.word == Status.FINISHED and record.damaged:
+                broken[str(folder)] = DAMAGED
+            elif record.word in (Status.DIVERGED, Status.FAILED, Status.INVALID):
+                broken[str(folder)] = record.word
         by_seed = tuple(runs[seed] for seed in sorted(runs))
         values = tuple(run.value for run in by_seed)
         over = max(spent, default=None)

@@ -11,7 +11,19 @@ from typing import Any
 from dpbench.claims.draw import Draw, default_draw, parse_draw
 from dpbench.claims.notation import BETWEEN, Labels, Overrides, Printed, parse_grid, parse_overrides, parse_printed
 from dpbench.claims.pairs import check_claims
-from dpbench.claims.schema import PAPERS, STATISTICS, Artefact, Cell, Claim, Kind, Needs, Order, Tolerance, Trend, Words
+from dpbench.claims.schema import (
+    SECTIONS,
+    STATISTICS,
+    Artefact,
+    Cell,
+    Claim,
+    Kind,
+    Needs,
+    Order,
+    Tolerance,
+    Trend,
+    Words,
+)
 from dpbench.claims.strict_yaml import read_yaml
 from dpbench.errors import UserError, require
 
@@ -33,7 +45,7 @@ CLAIMS: dict[str, set[str]] = {
 
 
 def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
-    """Every artefact of papers, in the order of the papers and of their names.
+    """Every artefact of papers, and of our own comparisons, in the order of `SECTIONS` and of their names.
 
     Args:
         folder: conf/paper.
@@ -42,8 +54,8 @@ def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
     Raises:
         UserError: the first thing that is wrong, naming file, field and value.
     """
-    named = papers or [paper for paper in PAPERS if (folder / paper).is_dir()]
-    require(bool(named), str(folder), "", f"a folder with folders of papers: {', '.join(PAPERS)}")
+    named = papers or [paper for paper in SECTIONS if (folder / paper).is_dir()]
+    require(bool(named), str(folder), "", f"a folder with folders of papers: {', '.join(SECTIONS)}")
     found = []
     for paper in named:
         files = sorted((folder / paper).glob("*.yaml"), key=lambda path: _natural(path.stem))

@@ -14,6 +14,8 @@ from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
 from dpbench.errors import require
 
 PAPERS = ("doppler", "disk", "adp", "dp_pmlf", "dc_sgd")
+# The folders of conf/paper: the papers, and comparisons of our own, which print no numbers.
+SECTIONS = (*PAPERS, "beyond")
 STATISTICS = ("last", "best")
 # What a number may be of: entries of summary.json, numbers that a program computes, and what has no record.
 METRICS = (

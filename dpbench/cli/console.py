@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+from typing_extensions import override
+
+from dpbench.errors import require, visible
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that does not fold lines where there is no terminal to fold for."""
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
-    return Console(stderr=stderr, soft_wrap=True, markup=False, highlight=False, width=width)
+    return _Console(stderr=stderr, soft_wrap=True, markup=False, emoji=False, highlight=False, width=width)
+
+
+class _Console(Console):
+    """A console that a text can't take over, wherever it comes from: a record, a file, a name that was typed."""
+
+    @override
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **settings)
 
 
 def duration(seconds: float) -> str:
@@ -22,3 +39,13 @@ def duration(seconds: float) -> str:
     if seconds < 3 * 86400:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 86400:,.0f} days"
+
+
+def seconds_of(field: str, typed: str) -> float:
+    """The seconds of a time such as 1h30m.
+
+    Raises:
+        UserError: it is no time.
+    """
+    require(TIME.fullmatch(typed) is not None, field, typed, "a time such as 90s, 30m, 2h or 1h30m")
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))

@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.cli.console import make_console
 from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.schema import register
+from dpbench.tracking.lock import outlive
+from dpbench.tracking.process import Process
 from dpbench.training.execute import execute
+from dpbench.training.execution import record_of
 
 
-def train_job(composed: DictConfig) -> None:
-    """Train the run that Hydra composed, or those of its seeds; how they ended is in their records."""
+def train_job(composed: DictConfig, launcher: Process) -> str | None:
+    """Train the run that Hydra composed, or those of its seeds; how they ended is in their records.
+
+    Args:
+        composed: by Hydra.
+        launcher: the process of the command. A signal that ends the work of another one is not to end it, too.
+
+    Returns:
+        The traceback of what went wrong outside of the runs, of which there is no record; None where nothing did.
+    """
+    try:
+        _train(composed)
+    except KeyboardInterrupt:
+        if Process.this() == launcher:
+            raise
+    except Exception:
+        return traceback.format_exc()  # as text: an exception that goes to another process leaves its traceback behind
+    return None
+
+
+def _train(composed: DictConfig) -> None:
     register()
     runtime = HydraConfig.get()
     OmegaConf.set_struct(composed, False)
     # The group of a sweep is set by the command, not typed.
     typed = tuple(line for line in runtime.overrides.task if not line.startswith("tracker.group=sweep-"))
     job = Job(typed, load(composed), chosen(runtime.runtime.choices))
-    execute(by_seed(job), make_console())
+    jobs = by_seed(job)
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        # Most likely this very job was killed on another machine, where nobody can ask after its process.
+        for one in jobs:
+            outlive(record_of(one).lock.path)
+    execute(jobs, make_console())

@@ -10,7 +10,7 @@ from dpbench.cli.console import duration
 from dpbench.config import Job, config_hash
 from dpbench.training.budget import budget
 from dpbench.training.estimate import seconds_of_training
-from dpbench.training.execute import record_of
+from dpbench.training.execution import record_of
 
 
 def print_plan(jobs: list[Job], console: Console) -> None:

@@ -17,11 +17,10 @@ from dpbench.cli.console import make_console
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
 from dpbench.errors import UserError
-from dpbench.privacy import SCHEMES, Plan, calibrate, epsilon
-from dpbench.privacy.accountants import renyi_curve
-from dpbench.privacy.calibration import solve
+from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
 from dpbench.privacy.guarantee import statement
+from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import budget
 
@@ -100,6 +99,7 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
             accountant=job.config.privacy.valid_accountant,
             size=job.config.dataset.train_size,
             published=found.published_eps,
+            search=found.search,
         )
         console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
 
@@ -186,9 +186,4 @@ def _stopping(config: RunConfig, grid: int) -> float:
 
 
 def _selected(config: RunConfig, runs: TruncatedNegativeBinomial | PoissonRuns) -> float:
-    plan: Plan = config.release_plan()
-
-    def spent(multiplier: float) -> float:
-        return runs.cost(renyi_curve(plan.scaled(multiplier), config.delta_value), config.delta_value).eps
-
-    return solve(spent, config.eps, 2.0, 0.3)[0]
+    return calibrate_search(config.release_plan(), config.eps, config.delta_value, runs)

@@ -1,6 +1,16 @@
 """From overrides to a checked, typed configuration, and its identity."""
 
-from dpbench.config.compose import Job, by_seed, chosen, compose_each, compose_jobs, conf_folder, load, quoted
+from dpbench.config.compose import (
+    Job,
+    by_seed,
+    chosen,
+    compose_each,
+    compose_jobs,
+    conf_folder,
+    in_grammar,
+    load,
+    quoted,
+)
 from dpbench.config.identity import config_hash, identity, resolved
 from dpbench.config.schema import RunConfig
 
@@ -14,6 +24,7 @@ __all__ = [
     "conf_folder",
     "config_hash",
     "identity",
+    "in_grammar",
     "load",
     "quoted",
     "resolved",

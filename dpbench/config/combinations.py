@@ -26,6 +26,7 @@ def check(config: RunConfig) -> None:
     _adagrad_norm(config)
     _correlated_noise(config)
     _error_feedback(config)
+    _shard_states(config)
 
 
 def uncertified(config: RunConfig) -> str | None:
@@ -143,3 +144,14 @@ def _error_feedback(config: RunConfig) -> None:
             field="clip.uncertified",
             value="false",
         )
+
+
+def _shard_states(config: RunConfig) -> None:
+    """Refuse parts of what works on the whole."""
+    for stage in (config.filter, config.optim) if config.shard_states else ():
+        if not stage.elementwise:
+            raise UserError(
+                f"{type(stage).__name__} does not work element by element, so no process can have a part of it",
+                field="shard_states",
+                value="true",
+            )

@@ -63,13 +63,16 @@ def by_seed(job: Job) -> list[Job]:
 
 # Overrides that say where a run is recorded or shown.
 ELSEWHERE = (
+    "checkpoint.",
     "data.",
     "device=",
     "force=",
     "fuse_seeds=",
+    "keep_model=",
     "micro_batch=",
     "plan=",
     "results_dir=",
+    "shard_states=",
     "tracker.",
     "tracker=",
 )
@@ -133,6 +136,12 @@ def quoted(override: str) -> str:
     if key != "delta" or "^" not in value or value.startswith(("'", '"')):
         return override
     return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
+
+
+def in_grammar(value: str) -> str:
+    """A text as a value in Hydra's grammar, whatever signs it has."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Sequence[Path] = ()) -> list[Job]:

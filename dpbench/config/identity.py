@@ -15,15 +15,18 @@ NOT_IDENTITY = frozenset(
     {
         "algo",
         "channels_last",
+        "checkpoint",
         "data",
         "device",
         "force",
         "fuse_seeds",
+        "keep_model",
         "micro_batch",
         "plan",
         "results_dir",
         "seed",
         "seeds",
+        "shard_states",
         "tracker",
         "dataset.resident",
         "dataset.suggested",
@@ -62,9 +65,16 @@ def identity(config: RunConfig) -> dict[str, Any]:
     """The settings that can change the numbers of a run, delta as a number."""
     settings = {key: value for key, value in resolved(config).items() if key not in NOT_IDENTITY}
     settings["dataset"] = {k: v for k, v in settings["dataset"].items() if f"dataset.{k}" not in NOT_IDENTITY}
+    leave_out_absent(settings)
     settings["delta"] = config.delta_value
     settings["evaluation"] = config.evaluate_every
     return settings
+
+
+def leave_out_absent(settings: dict[str, Any]) -> None:
+    """Take out of an identity what a run has not: one that is of no search is what it was before there were any."""
+    if settings["privacy"].get("search_runs") is None:
+        settings["privacy"].pop("search_runs", None)
 
 
 def config_hash(config: RunConfig) -> str:

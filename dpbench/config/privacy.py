@@ -22,6 +22,8 @@ class Privacy:
             "adp_theorem". The guarantee recorded is that of the accountant all the same.
         secure_noise: noise of a stream cipher under a key of the operating system's instead of a seeded generator. Such
             a run can't be repeated, and its noise can't be taken off again.
+        search_runs: eps is that of a random search, with so many runs expected, of which the best is published
+            (`TruncatedNegativeBinomial`, shape 0); null: of the run alone.
     """
 
     sampler: str = "poisson"
@@ -29,6 +31,7 @@ class Privacy:
     noise_multiplier: float | None = None
     published: str | None = None
     secure_noise: bool = False
+    search_runs: float | None = None
 
     def __post_init__(self) -> None:
         require(self.sampler in SCHEMES, "privacy.sampler", self.sampler, f"one of {', '.join(SCHEMES)}")
@@ -45,6 +48,10 @@ class Privacy:
         require(given is None or 0 < given < math.inf, "privacy.noise_multiplier", given, "a finite number > 0")
         published = self.published
         require(published is None or published in RULES, "privacy.published", published, f"null, {', '.join(RULES)}")
+        runs = self.search_runs
+        require(runs is None or 1 < runs < math.inf, "privacy.search_runs", runs, "a number > 1, or null")
+        alone = runs is None or published is None
+        require(alone, "privacy.published", published, "null where privacy.search_runs is given")
 
     @property
     def scheme(self) -> Scheme:

@@ -82,6 +82,24 @@ class TrackerSettings:
 
 
 @dataclass
+class CheckpointTimes:
+    """When a run is written to disk so that it can go on from there, besides when it is told to end.
+
+    Attributes:
+        every_seconds: of wall time; null for not by time. Longer where a checkpoint takes more than 2 % of it.
+        every_steps: every so many steps; null for not by steps.
+    """
+
+    every_seconds: float | None = 600.0
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        seconds, steps = self.every_seconds, self.every_steps
+        require(seconds is None or seconds > 0, "checkpoint.every_seconds", seconds, "a number > 0, or null")
+        require(steps is None or steps > 0, "checkpoint.every_steps", steps, "a whole number > 0, or null")
+
+
+@dataclass
 class RunConfig:
     """One training run.
 
@@ -100,7 +118,10 @@ class RunConfig:
         results_dir: folder of the records.
         seeds: train these in one process; the command line sets it, in place of `seed`.
         fuse_seeds: whether they share their passes: "auto" (where that is faster), true or false.
-        force: run again what is finished already.
+        keep_model: keep the weights of the last evaluation in model.safetensors.
+        shard_states: where several processes train the run, each keeps the states of filter and optimizer for its
+            part of the parameters alone; the numbers are the same.
+        force: run from the beginning, also what is finished already or was begun.
         plan: only print what would be run.
     """
 
@@ -117,6 +138,8 @@ class RunConfig:
     results_dir: str = MISSING
     seeds: list[int] | None = None
     fuse_seeds: Any = "auto"
+    keep_model: bool = False
+    shard_states: bool = False
     force: bool = False
     plan: bool = False
     algo: dict[str, Any] = MISSING
@@ -133,6 +156,7 @@ class RunConfig:
     model: models.Model = MISSING
     privacy: Privacy = MISSING
     evaluation: EvaluationTimes = field(default_factory=EvaluationTimes)
+    checkpoint: CheckpointTimes = field(default_factory=CheckpointTimes)
     data: DataFiles = field(default_factory=DataFiles)
     tracker: TrackerSettings = MISSING
 

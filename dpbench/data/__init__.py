@@ -4,6 +4,7 @@ from dpbench.data.augmentation import Augmentation
 from dpbench.data.base import Dataset
 from dpbench.data.images import ImageDataset
 from dpbench.data.resident import Prompts, Samples, Split, Splits
+from dpbench.data.shards import Shard
 from dpbench.data.tables import TableDataset
 from dpbench.data.text import TextDataset
 from dpbench.data.tokens import IGNORED, TokenSplit
@@ -15,6 +16,7 @@ __all__ = [
     "ImageDataset",
     "Prompts",
     "Samples",
+    "Shard",
     "Split",
     "Splits",
     "TableDataset",

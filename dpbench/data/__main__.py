@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from dpbench.cli.console import make_console
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.sources import State
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         print(f"error: {unknown[0]}: expected one of {', '.join(SOURCES)}", file=sys.stderr)
         return BAD_INPUT
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+    console = make_console()
     if options.command == "list":
         return _list(options.names or list(SOURCES), options.root, console)
     return _check(options.names, options.root, console)

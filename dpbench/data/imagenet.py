@@ -68,7 +68,8 @@ class ImageFolders(ImageSource):
 
     def _decoded(self, root: Path) -> list[int]:
         """Sizes at which the images are decoded."""
-        return sorted(int(path.name.removeprefix("pixels-")) for path in (root / self.name).glob("pixels-*"))
+        sizes = (path.name.removeprefix("pixels-") for path in (root / self.name).glob("pixels-*"))
+        return sorted(int(size) for size in sizes if size.isdecimal())
 
     @override
     def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:

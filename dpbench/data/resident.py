@@ -12,13 +12,11 @@ from torch import Tensor
 
 
 class Samples(Protocol):
-    """One split of a data set, on a device.
+    """One split of a data set, on a device."""
 
-    Attributes:
-        labels: on that device, the sample in dimension 0.
-    """
-
-    labels: Tensor
+    @property
+    def labels(self) -> Tensor:
+        """On that device, the sample in dimension 0."""
 
     def __len__(self) -> int:
         """Number of samples."""

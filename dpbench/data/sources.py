@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -127,7 +128,7 @@ class File:
     def problem(self, root: Path, *, thorough: bool) -> Problem | None:
         """What is wrong with it under a data root."""
         path = root / self.path
-        if not path.is_file():
+        if not os.path.isfile(path):  # also of names that no file system takes
             return Problem(f"{self.path} is missing", absent=True)
         try:
             size = path.stat().st_size

@@ -18,7 +18,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class RowSource(Source):
+class TableSource(Source):
     """A data set of which rows of numbers can be read."""
 
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:
@@ -64,7 +64,7 @@ COLUMNS = 15
 
 
 @dataclass(frozen=True)
-class Adult(FileSource, RowSource):
+class Adult(FileSource, TableSource):
     """The UCI repository's census income: who earns more than 50,000 dollars.
 
     The encoding draws on nothing but the published description of the columns, so that it costs no privacy: numbers
@@ -103,7 +103,7 @@ def _encoded(row: list[str]) -> list[float]:
     return numbers + amounts + [float(row[i] == one) for i, names in CATEGORIES.items() for one in names.split(", ")]
 
 
-TABLES: dict[str, RowSource] = {
+TABLES: dict[str, TableSource] = {
     "adult": Adult(
         "adult",
         "Adult, census income",

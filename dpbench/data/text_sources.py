@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class TextSource(Source):
 
 
 @dataclass(frozen=True)
-class TableSource(FileSource, TextSource):
+class TextTable(FileSource, TextSource):
     """Splits in a file each, or in the cache of the library `datasets`, which fetches them from the hub.
 
     Attributes:
@@ -76,9 +77,11 @@ class TableSource(FileSource, TextSource):
         problems = super().problems(root, thorough=thorough)
         if thorough and not problems:
             for part in self.parts:
-                found = len(list(self._rows(root / part.file.path)))
+                # One more than there should be is enough to tell.
+                found = sum(1 for _ in islice(self._rows(root / part.file.path), part.samples + 1))
                 if found != part.samples:
-                    text = f"{part.file.path} has {found:,} samples instead of {part.samples:,}"
+                    more = "more" if found > part.samples else f"{found:,}"
+                    text = f"{part.file.path} has {more} samples instead of {part.samples:,}"
                     problems.append(Problem(text, absent=False))
         return problems
 
@@ -138,7 +141,7 @@ class TableSource(FileSource, TextSource):
 
 
 @dataclass(frozen=True)
-class Dart(TableSource):
+class Dart(TextTable):
     """Sets of triples, each with sentences that people wrote; one sample a sentence."""
 
     @override
@@ -150,7 +153,7 @@ class Dart(TableSource):
         try:
             with path.open(encoding="utf-8") as stream:
                 yield from self._sentences(json.loads(line) for line in stream)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OSError) as error:
             raise self.error(f"{path} can't be read ({type(error).__name__}); fetch it anew") from error
 
     def _sentences(self, entries: Iterable[Row]) -> Iterator[Row]:
@@ -216,7 +219,7 @@ class Names(TextSource):
         }
 
 
-def _table(kind: type[TableSource], name: str, title: str, parts: tuple[Part, ...], **settings: Any) -> TableSource:
+def _table(kind: type[TextTable], name: str, title: str, parts: tuple[Part, ...], **settings: Any) -> TextTable:
     files = tuple(part.file for part in parts)
     return kind(name, title, parts[0].samples, parts[1].samples, parts=parts, files=files, **settings)
 
@@ -227,7 +230,7 @@ TEXTS: dict[str, TextSource] = {
     source.name: source
     for source in (
         _table(
-            TableSource,
+            TextTable,
             "sst2",
             "GLUE SST-2, sentiment of sentences",
             (
@@ -239,7 +242,7 @@ TEXTS: dict[str, TextSource] = {
             hub_columns=("sentence", "label"),
         ),
         _table(
-            TableSource,
+            TextTable,
             "qnli",
             "GLUE QNLI, questions and sentences",
             (
@@ -253,7 +256,7 @@ TEXTS: dict[str, TextSource] = {
             pairs=True,
         ),
         _table(
-            TableSource,
+            TextTable,
             "rte",
             "GLUE RTE, premises and hypotheses",
             (
@@ -267,7 +270,7 @@ TEXTS: dict[str, TextSource] = {
             pairs=True,
         ),
         _table(
-            TableSource,
+            TextTable,
             "qqp",
             "GLUE QQP, pairs of questions",
             (
@@ -281,7 +284,7 @@ TEXTS: dict[str, TextSource] = {
             pairs=True,
         ),
         _table(
-            TableSource,
+            TextTable,
             "mnli",
             "GLUE MNLI, premises and hypotheses",
             (
@@ -296,7 +299,7 @@ TEXTS: dict[str, TextSource] = {
             pairs=True,
         ),
         _table(
-            TableSource,
+            TextTable,
             "e2e",
             "E2E NLG, restaurants",
             (

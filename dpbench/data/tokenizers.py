@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,12 +116,14 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
 
     kind, source = KNOWN.get(name, ("AutoTokenizer", name))
     local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
-    here = local.is_dir()
+    here = os.path.isdir(local)  # pathlib raises where a name is longer than a file system takes
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:
         found = getattr(transformers, kind).from_pretrained(
-            str(local) if here else source, local_files_only=here or not download
+            str(local) if here else source,
+            local_files_only=here or not download,
+            trust_remote_code=False,  # without it transformers asks whoever sits at the terminal
         )
         opened = Pretrained(name, found)
         # Where files are missing, transformers may make a tokenizer that knows no words.
@@ -146,7 +149,7 @@ def tokenizer_here(name: str, root: Path) -> bool:
     if name == BYTES:
         return True
     local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
-    if local.is_dir():
+    if os.path.isdir(local):
         return True
     import huggingface_hub
 

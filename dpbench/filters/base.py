@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -12,7 +13,13 @@ from dpbench.stage import Stage
 
 @dataclass
 class Filter(Stage):
-    """Maps the private gradients of all steps so far to the gradient the optimizer gets."""
+    """Maps the private gradients of all steps so far to the gradient the optimizer gets.
+
+    Attributes:
+        elementwise: whether each coordinate of the result is made of that coordinate of the gradients alone.
+    """
+
+    elementwise: ClassVar[bool] = False
 
     def expect(self, noise_std: float) -> None:
         """Learn the standard deviation of the noise in each coordinate of the next gradient, which is public."""
@@ -34,6 +41,8 @@ class Filter(Stage):
 @dataclass
 class Identity(Filter):
     """ĝ_t = g_t."""
+
+    elementwise: ClassVar[bool] = True
 
     @override
     def apply(self, gradient: Tensor) -> Tensor:

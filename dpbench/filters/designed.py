@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ class Designed(Filter):
         order: n >= 1.
         cutoff: in cycles per step, in (0, 0.5).
     """
+
+    elementwise: ClassVar[bool] = True
 
     order: int = 1
     cutoff: float = 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -19,6 +20,8 @@ class Exponential(Filter):
     Attributes:
         kappa: weight of the new gradient, in (0, 1]; the steady-state Kalman gain.
     """
+
+    elementwise: ClassVar[bool] = True
 
     kappa: float = 0.7
 

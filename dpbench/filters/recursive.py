@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ class RecursiveLowPass(Filter):
         b: feed-forward taps b_0, b_1, ...; b_0 is not zero.
         a: feedback taps a_1, a_2, ... (a_0 = 1 is left out); all poles lie inside the unit circle.
     """
+
+    elementwise: ClassVar[bool] = True
 
     b: list[float] = field(default_factory=lambda: [1.0])
     a: list[float] = field(default_factory=list)

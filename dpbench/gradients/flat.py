@@ -68,6 +68,13 @@ class FlatParameters:
             for parameter in self.parameters:
                 parameter.requires_grad_()
 
+    def part(self, vector: Tensor) -> Tensor:
+        """What belongs to these parameters of a vector of shape (d,): all."""
+        return vector
+
+    def moved(self) -> None:
+        """The optimizer has moved the parameters, and with them the vector."""
+
     def set_gradient(self, gradient: Tensor) -> None:
         """Make the parameters' ``.grad`` views of a vector of shape (d,), for torch optimizers."""
         for parameter, view in zip(self.parameters, self.views(gradient), strict=True):

@@ -116,6 +116,7 @@ def guarantee(job: Job) -> str:
         accountant=config.privacy.valid_accountant,
         size=config.dataset.train_size,
         published=found.published_eps,
+        search=found.search,
     )
 
 

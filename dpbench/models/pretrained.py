@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,9 +62,9 @@ def weights_file(source: str) -> Path:
         UserError: there is none.
     """
     path = Path(source).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):  # pathlib raises where a name is longer than a file system takes
         return path
-    if path.is_dir():
+    if os.path.isdir(path):
         found = next((path / name for name in FILES if (path / name).is_file()), None)
         if found is None:
             raise _error(source, f"the folder holds no {' or '.join(FILES)}")
@@ -82,7 +83,7 @@ def weights_here(source: str) -> bool:
     import huggingface_hub
 
     path = Path(source).expanduser()
-    if path.exists():
+    if os.path.exists(path):
         return path.is_file() or any((path / name).is_file() for name in FILES)
     if path.is_absolute() or path.suffix in SUFFIXES or source.startswith((".", "~")):
         return False
@@ -129,7 +130,8 @@ def _read(file: Path, source: str) -> Weights:
     from timm.models import load_state_dict
 
     try:
-        weights = load_state_dict(str(file))
+        # Tensors and names alone: a pickle could have code run.
+        weights = load_state_dict(str(file), weights_only=True)
     except Exception as error:  # the readers raise whatever the parsing of a damaged file runs into
         raise _error(source, f"{file.name} can't be read as weights ({type(error).__name__}); fetch it anew") from error
     if not all(isinstance(value, torch.Tensor) for value in weights.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,12 @@ class Optimizer:
     """Hyper-parameters of an optimizer; `build` makes it for given parameters.
 
     Attributes:
+        elementwise: whether each element of a parameter moves by that element of the gradients alone.
         lr: learning rate; the schedule multiplies it.
         weight_decay: coefficient of the penalty on weights.
     """
+
+    elementwise: ClassVar[bool] = False
 
     lr: float = 0.1
     weight_decay: float = 0.0

@@ -81,6 +81,7 @@ class FilteredAdam(Optimizer):
         floor: smallest denominator, > 0.
     """
 
+    elementwise: ClassVar[bool] = True
     noise_correction: ClassVar[bool] = False
 
     beta2: float = 0.999

@@ -36,9 +36,7 @@ class GaLoreSteps(FilteredAdamSteps):
         (group,) = self.param_groups
         matrix, state = gradient.flatten(1), self.state[parameter]
         if (group["steps"] - 1) % group["interval"] == 0:
-            left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-            vectors = left if _shorter_first(matrix) else right.T
-            state["projector"] = vectors[:, : group["rank"]].contiguous()
+            state["projector"] = _vectors(matrix)[:, : group["rank"]].contiguous()
         projector: Tensor = state["projector"]
         return projector.T @ matrix if _shorter_first(matrix) else matrix @ projector
 
@@ -49,6 +47,18 @@ class GaLoreSteps(FilteredAdamSteps):
         projector: Tensor = self.state[parameter]["projector"]
         matrix = projector @ direction if _shorter_first(parameter.flatten(1)) else direction @ projector.T
         return matrix.view_as(parameter).mul_(self.param_groups[0]["scale"])
+
+
+def _vectors(matrix: Tensor) -> Tensor:
+    """Singular vectors on the shorter side of a matrix; NaN where it holds what is no number."""
+    try:
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    except RuntimeError:  # that it does not converge
+        if matrix.isfinite().all():
+            raise
+        return matrix.new_full((min(matrix.shape),) * 2, torch.nan)
+    vectors: Tensor = left if _shorter_first(matrix) else right.T
+    return vectors
 
 
 def _shorter_first(matrix: Tensor) -> bool:

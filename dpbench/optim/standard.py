@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from typing_extensions import override
@@ -19,6 +20,8 @@ class SGD(Optimizer):
     Attributes:
         momentum: heavy-ball coefficient in [0, 1).
     """
+
+    elementwise: ClassVar[bool] = True
 
     momentum: float = 0.0
 
@@ -40,6 +43,8 @@ class Adam(Optimizer):
         beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment; > 0.
     """
+
+    elementwise: ClassVar[bool] = True
 
     beta1: float = 0.9
     beta2: float = 0.999

@@ -58,12 +58,12 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     start = time.perf_counter()
     multiplier = 1.0
     for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
-        multiplier, spent = solve(bound, eps, multiplier, step, tolerance, unreached=_unreached(plan))
+        multiplier, spent = solve(bound, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
     cache.write("calibration", key, [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
 
 
-def _unreached(plan: Plan) -> str:
+def why_unreached(plan: Plan) -> str:
     """Why no multiplier may be large enough."""
     beside = {part for run in plan.runs for part in run.release.beside}
     if not beside:

@@ -14,10 +14,11 @@ ACCOUNTS = {
     "gdp": "the exact trade-off of a Gaussian mechanism",
 }
 
-NOT_COUNTED = (
-    "Not counted: the choice of hyper-parameters on the same data, training losses in the record, the mean and "
-    "deviation that images are normalised by, the size of the data set, and floating-point effects of the noise."
+UNCOUNTED = (
+    "training losses in the record, the mean and deviation that images are normalised by, the size of the data set, "
+    "and floating-point effects of the noise."
 )
+NOT_COUNTED = f"Not counted: the choice of hyper-parameters on the same data, {UNCOUNTED}"
 
 
 def promise(
@@ -67,7 +68,29 @@ def difference(published: float) -> str:
     )
 
 
-def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: int, published: float | None) -> str:
+def of_search(runs: float, eps: float) -> str:
+    """What it means that the run is the best of a random search.
+
+    Args:
+        runs: expected number of runs.
+        eps: of the search.
+    """
+    return (
+        f"As the best of a random search, of a number of runs drawn with mean {runs:g} and each with settings drawn "
+        f"anew, its publication as a whole spends eps={eps:.4g} at the same delta."
+    )
+
+
+def statement(
+    plan: Plan,
+    *,
+    eps: float,
+    delta: float,
+    accountant: str,
+    size: int,
+    published: float | None,
+    search: tuple[float, float] | None = None,
+) -> str:
     """A paragraph: who is protected, against what, how it was accounted for, and what is not counted.
 
     Args:
@@ -77,6 +100,7 @@ def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: in
         accountant: that found eps.
         size: training samples N.
         published: eps that a publication's rule states for the same run; None without one.
+        search: expected number of runs and eps of the search that it is the best of; None where it is of none.
     """
     promised = promise(
         plan.scheme,
@@ -90,5 +114,7 @@ def statement(plan: Plan, *, eps: float, delta: float, accountant: str, size: in
     )
     if math.isinf(eps):
         return promised
+    if search is not None:
+        return f"{promised} {of_search(*search)} Not counted: {UNCOUNTED}"
     differs = "" if published is None else f" {difference(published)}"
     return f"{promised} {NOT_COUNTED}{differs}"

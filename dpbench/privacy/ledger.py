@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dpbench.privacy.accountants import Account, discretisation, epsilon
@@ -107,8 +108,12 @@ class Ledger:
             ],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], asked: Sequence[int] = ()) -> None:
         """Continue a ledger of the same plan.
+
+        Args:
+            state: that `state_dict` returned.
+            asked: numbers of releases after which eps was asked for, so that it will be the same to the last bit.
 
         Raises:
             BudgetError: the state is of another plan, or knows of fewer releases than were made here: those can't be
@@ -126,3 +131,5 @@ class Ledger:
         if sum(run.times for run in runs) < len(self):
             raise BudgetError(f"{len(self)} releases were made, more than the ledger to continue holds")
         self._runs = runs
+        for made in asked:
+            self._account.advance(made)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from dpbench.claims import Cell, Run
 from dpbench.claims.evidence import number_of
 from dpbench.spectra import frequency_response, spectrum
+from dpbench.tracking.reading import Recorded
 
 # So many frequencies are drawn; the powers between two of them are averaged.
 FREQUENCIES = 200
@@ -74,13 +73,8 @@ def learning_curve(cell: Cell, runs: Sequence[Run], x: str) -> Learning | None:
 
 def _course(cell: Cell, folder: Path, x: str) -> dict[float, float]:
     """The number at each evaluation of a run, by epoch or step."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-    except OSError:
-        return {}
     found = {}
-    for line in lines:
-        entries: dict[str, Any] = json.loads(line)
+    for entries in Recorded(folder).metrics:
         value = number_of(cell, entries)
         if value is not None and x in entries:
             found[float(entries[x])] = value
@@ -105,7 +99,7 @@ def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
         signal, observed = archive["signal"], archive["observed"]
     frequencies, before = spectrum(signal)
     seen = spectrum(observed).power
-    taps = yaml.safe_load((folder / "config.yaml").read_text()).get("filter", {})
+    taps = Recorded(folder).settings.get("filter", {})
     gain = np.ones_like(frequencies)
     if "b" in taps and "a" in taps:
         gain = np.abs(frequency_response(taps["b"], taps["a"], frequencies)) ** 2

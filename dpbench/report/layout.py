@@ -14,7 +14,14 @@ from dpbench.report.curves import Learning, learning_curve, power_spectra
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.picture import Map, Picture, Plot, Series
 
-PAPERS = {"doppler": "DOPPLER", "disk": "DiSK", "adp": "ADP", "dp_pmlf": "DP-PMLF", "dc_sgd": "DC-SGD"}
+SECTIONS = {
+    "doppler": "DOPPLER",
+    "disk": "DiSK",
+    "adp": "ADP",
+    "dp_pmlf": "DP-PMLF",
+    "dc_sgd": "DC-SGD",
+    "beyond": "Beyond the papers",
+}
 METRICS = {"bleu": "BLEU", "rouge_l": "ROUGE-L", "meteor": "METEOR", "nist": "NIST", "cider": "CIDEr"}
 # Labels closer than this part of the axis run into each other; then it is logarithmic, as eps and sizes are chosen.
 CLOSE = 0.1
@@ -52,7 +59,7 @@ def _computed(panel: Panel) -> Plot:
 def title_of(artefact: Artefact) -> str:
     """Paper, artefact and title."""
     kind, number = artefact.name.split("_", 1)
-    return f"{PAPERS[artefact.paper]}, {kind.capitalize()} {number}: {artefact.title}"
+    return f"{SECTIONS[artefact.paper]}, {kind.capitalize()} {number}: {artefact.title}"
 
 
 def _subtitle(grid: Grid, draw: Draw) -> str:

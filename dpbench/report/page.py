@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dpbench.claims import PAPERS
+from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
 from dpbench.report.grid import Grid
@@ -36,7 +36,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     runs = read_runs(grids)
     shown = _details(runs, template.environment)
     views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
-    papers = [PaperView(paper, tuple(view for view in views if view.grid.artefact.paper == paper)) for paper in PAPERS]
+    papers = [PaperView(key, tuple(view for view in views if view.grid.artefact.paper == key)) for key in SECTIONS]
     return template.render(
         papers=[paper for paper in papers if paper.artefacts],
         overall=scorecard(grids),

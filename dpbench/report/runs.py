@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
-from dpbench.privacy.guarantee import ACCOUNTS, difference, promise
+from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
 from dpbench.privacy.sampling import SCHEMES
 from dpbench.report.grid import NOTHING
 from dpbench.report.run_curve import Points
@@ -117,7 +118,8 @@ class Configuration:
     def command(self) -> str:
         """What runs it again."""
         seeds = ",".join(str(run.seed) for run in self.runs)
-        return " ".join(("python -m dpbench.run", *self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
+        typed = shlex.join((*self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
+        return f"python -m dpbench.run {typed}"
 
     @cached_property
     def settings(self) -> tuple[tuple[str, str], ...]:
@@ -178,7 +180,9 @@ class Configuration:
             accountant=str(ledger["accountant"]),
             size=int(size),
         )
-        published = ledger.get("published_eps")
+        published, search = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
+        if search is not None:
+            return f"{text} {of_search(float(self.config['privacy']['search_runs']), float(search))}"
         return text if published is None else f"{text} {difference(float(published))}"
 
     @property

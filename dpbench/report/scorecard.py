@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from datetime import datetime
 
 from dpbench.claims import Finding, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.report.grid import Grid
-from dpbench.report.layout import PAPERS, title_of
-from dpbench.tracking.record import read_json
+from dpbench.report.layout import SECTIONS, title_of
+from dpbench.tracking.reading import Recorded
 
 # Outcomes in which our numbers bear a claim out, and those in which they were compared with it at all.
 AGREES = (Outcome.REPRODUCED, Outcome.ORDER_HOLDS)
@@ -29,8 +29,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     yield "# Scorecard"
     yield ""
     yield (
-        f"Of {total} claims in {len(grids)} tables and figures {compared} have been compared with numbers of ours; "
-        f"{agrees} of these are reproduced or hold. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
+        f"Of {total} claims in {len(card.artefacts)} tables and figures {compared} have been compared with numbers of "
+        f"ours; {agrees} of these are reproduced or hold. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
     )
     derived = card.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
@@ -51,13 +51,23 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
 def newest_record(grids: Iterable[Grid]) -> str | None:
     """When the newest run behind any number began, and at which commit; None where no record says."""
     folders = {run.folder for grid in grids for entry in grid.entries.values() for run in entry.runs}
-    origins: list[dict[str, Any]] = [read_json(folder / "provenance.json") for folder in folders]
-    dated = [origin for origin in origins if origin.get("started")]
+    origins = [Recorded(folder).provenance for folder in folders]
+    dated = [origin for origin in origins if _is_stamp(origin.get("started"))]
     if not dated:
         return None
     newest = max(dated, key=lambda origin: (str(origin["started"]), str(origin.get("commit"))))
     changed = " with changes" if newest.get("dirty") else ""
-    return f"{newest['started']}, commit {str(newest.get('commit'))[:12]}{changed}"
+    commit = str(newest.get("commit"))[:12]
+    return f"{newest['started']}, commit {commit if commit.isalnum() else 'unknown'}{changed}"
+
+
+def _is_stamp(text: object) -> bool:
+    """Whether a text of a record is a time and nothing else, which Markdown would show as whatever it is."""
+    try:
+        datetime.fromisoformat(str(text))
+    except ValueError:
+        return False
+    return True
 
 
 def _reasons(card: Scorecard) -> Iterator[str]:
@@ -86,13 +96,14 @@ def _reason(finding: Finding) -> str:
 def _papers(card: Scorecard) -> Iterator[str]:
     yield "## Papers"
     yield ""
-    yield from _counted([(PAPERS[paper], of_paper) for paper, of_paper in card.papers.items()], card, "paper")
+    yield from _counted([(SECTIONS[paper], of_paper) for paper, of_paper in card.papers.items()], card, "paper")
 
 
 def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
-    for paper, of_paper in card.papers.items():
+    for paper in dict.fromkeys(grid.artefact.paper for grid in grids):
         own = [grid for grid in grids if grid.artefact.paper == paper]
-        yield f"## {PAPERS[paper]}"
+        of_paper = card.papers.get(paper, Scorecard(()))
+        yield f"## {SECTIONS[paper]}"
         yield ""
         trained = [grid.artefact for grid in own if grid.artefact.kind == Kind.TRAINED]
         yield f"All of it takes {cost(cell for artefact in trained for cell in artefact.cells).in_words()}."

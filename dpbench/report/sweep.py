@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from dpbench.errors import visible
 
 COLUMNS = (
     "run",
@@ -23,6 +27,8 @@ COLUMNS = (
     "status",
     "folder",
 )
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(inf|nan)", re.IGNORECASE)
 
 # Left out of the printed table where no run has a value.
 OPTIONAL = ("eps as published",)
@@ -41,7 +47,7 @@ class Row:
     """
 
     name: str
-    summary: dict[str, Any]
+    summary: Mapping[str, Any]
     status: str
     reason: str | None
     folder: str
@@ -81,12 +87,18 @@ def print_table(rows: list[Row], console: Console) -> None:
         left = COLUMNS[i] in ("run", "status")
         table.add_column(COLUMNS[i], justify="left" if left else "right", overflow="fold")
     for of_row in cells:
-        table.add_row(*(Text(of_row[i]) for i in shown))
+        table.add_row(*(Text(visible(of_row[i])) for i in shown))
     console.print()
     console.print(table)
     console.print()
     for row in rows:
-        console.print(f"{row.name}: {row.folder}", highlight=False, markup=False, soft_wrap=True)
+        console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
+
+
+def as_text(cell: str) -> str:
+    """A cell that a spreadsheet takes for a text or a number, never for a formula that it carries out."""
+    formula = cell.startswith(("=", "+", "-", "@", "\t", "\r")) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if formula else cell
 
 
 def as_csv(rows: list[Row]) -> str:
@@ -94,5 +106,5 @@ def as_csv(rows: list[Row]) -> str:
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(row.cells() for row in rows)
+    writer.writerows(map(as_text, row.cells()) for row in rows)
     return stream.getvalue()

@@ -11,6 +11,7 @@ from dpbench.claims import Cell, Finding, Kind, Outcome
 from dpbench.claims.schema import Words
 from dpbench.report.grid import NOTHING, Entry, Grid
 from dpbench.report.layout import title_of
+from dpbench.report.sweep import as_text
 
 COLUMNS = (
     "metric",
@@ -151,7 +152,7 @@ def as_csv(grid: Grid) -> str | None:
     writer = csv.writer(stream, lineterminator="\n")
     if grid.entries:
         writer.writerow((*(f"at_{axis}" for axis in grid.artefact.axes), *COLUMNS))
-        writer.writerows(_exact(entry) for entry in _entries(grid))
+        writer.writerows(map(as_text, _exact(entry)) for entry in _entries(grid))
     elif grid.computed is not None and grid.computed.panels:
         writer.writerow(POINTS)
         for panel in grid.computed.panels:

@@ -14,7 +14,7 @@ from dpbench.claims import Cell, Finding, Kind, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.inline_svg import inline_svg
-from dpbench.report.layout import PAPERS
+from dpbench.report.layout import SECTIONS
 
 FIGURE_LIMIT = 150_000
 # Tables with more numbers are folded, and so are those of which nothing has been run.
@@ -38,7 +38,7 @@ def anchor(where: str) -> str:
 def title(where: str) -> str:
     """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
     paper, name = where.removesuffix(".yaml").split("/")
-    return f"{PAPERS[paper]}, {name.replace('_', ' ').capitalize()}"
+    return f"{SECTIONS[paper]}, {name.replace('_', ' ').capitalize()}"
 
 
 def scorecard(grids: Iterable[Grid]) -> Scorecard:
@@ -56,17 +56,12 @@ class PaperView:
     @property
     def name(self) -> str:
         """Of its method."""
-        return PAPERS[self.key]
+        return SECTIONS[self.key]
 
     @property
-    def authors(self) -> str:
-        """With the year."""
-        return REFERENCES[self.key][0]
-
-    @property
-    def arxiv(self) -> str:
-        """Its number there."""
-        return REFERENCES[self.key][1]
+    def reference(self) -> tuple[str, str] | None:
+        """Authors with the year, and the number on arXiv; None for comparisons of our own."""
+        return REFERENCES.get(self.key)
 
     @cached_property
     def score(self) -> Scorecard:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dpbench.claims import Outcome, Scorecard
 from dpbench.config.schema import TrackerSettings
 from dpbench.report.grid import Grid
-from dpbench.report.layout import PAPERS, title_of
+from dpbench.report.layout import SECTIONS, title_of
 from dpbench.report.selection import selection_of
 from dpbench.tracking import log_once
 
@@ -57,7 +57,7 @@ def log_output(
 def _counts(grids: Sequence[Grid]) -> list[list[Any]]:
     """Claims of each paper by outcome."""
     card = Scorecard(tuple(finding for grid in grids for finding in grid.findings))
-    return [[PAPERS[paper], *(one.counts.get(outcome, 0) for outcome in Outcome)] for paper, one in card.papers.items()]
+    return [[SECTIONS[key], *(one.counts.get(outcome, 0) for outcome in Outcome)] for key, one in card.papers.items()]
 
 
 def _lines(grid: Grid) -> list[list[str]]:
@@ -83,7 +83,7 @@ def build_report(settings: TrackerSettings, grids: Sequence[Grid]) -> reports.Re
         reports.H1("Scorecard"),
         reports.MarkdownBlock(_scorecard(grids)),
     ]
-    for paper, name in PAPERS.items():
+    for paper, name in SECTIONS.items():
         own = [grid for grid in grids if grid.artefact.paper == paper]
         if not own:
             continue

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpbench.claims import PAPERS, Artefact
+from dpbench.claims import SECTIONS, Artefact
+from dpbench.cli.console import seconds_of
 from dpbench.config import conf_folder
 from dpbench.errors import UserError, require
 
@@ -22,12 +23,13 @@ and says of every printed number whether it is reproduced.
   python -m dpbench.reproduce paper=disk artefact=table_1   some papers, tables or figures
   python -m dpbench.reproduce paper=disk artefact=table_1 plan=true     the same plan, cell by cell
 
-  paper        {", ".join(PAPERS)}; several with commas; all by default
+  paper        {", ".join(SECTIONS)}; several with commas; all by default
   artefact     names of tables and figures, such as table_1,figure_2b; all by default
   budget       time to spend, such as 90s, 30m, 2h or 1h30m; no end by default
   plan         true: print what would be run, and run nothing
   retry        true: runs that failed are tried once more; one that diverged is a result and stays
-  launcher     a launcher of Hydra, such as joblib, to which runs are handed; by default they run here, one by one
+  launcher     a launcher of Hydra, such as joblib, to which runs are handed; by default they run here, one by one;
+               hydra.launcher.* are its settings, such as hydra.launcher.n_jobs=4
   smoke        true: a few steps of one cell of every table and figure, in a temporary folder; no result
   results_dir  folder of the records (default: results)
   claims       folder of the files of tables and figures (default: conf/paper)
@@ -40,9 +42,8 @@ Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.
 """
 # Settings of a run that leave its numbers as they are; with a dot, all below.
 PASSED_ON = ("device", "data.", "tracker", "tracker.", "fuse_seeds", "micro_batch")
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 NAME = re.compile(r"\w+")
+OF_LAUNCHER = "hydra.launcher."
 OWN = ("paper", "artefact", "budget", "plan", "retry", "launcher", "smoke", "results_dir", "claims")
 
 
@@ -51,7 +52,7 @@ class Arguments:
     """What was asked for.
 
     Attributes:
-        papers: in the order of `PAPERS`.
+        papers: in the order of `SECTIONS`.
         artefacts: names; empty for all.
         budget: seconds; None for no end.
         plan: print it only.
@@ -60,15 +61,17 @@ class Arguments:
         smoke: a few steps of everything.
         results_dir: folder of the records.
         claims: folder of the files of tables and figures.
+        launcher_settings: of the launcher, hydra.launcher.*.
         passed_on: settings for every run.
     """
 
-    papers: tuple[str, ...] = PAPERS
+    papers: tuple[str, ...] = SECTIONS
     artefacts: tuple[str, ...] = ()
     budget: float | None = None
     plan: bool = False
     retry: bool = False
     launcher: str | None = None
+    launcher_settings: tuple[str, ...] = ()
     smoke: bool = False
     results_dir: Path = Path("results")
     claims: Path = Path()
@@ -88,26 +91,30 @@ def parse(typed: Sequence[str]) -> Arguments:
             raise UserError(f"{word}: expected key=value; --help lists the keys")
         if key in given:
             raise UserError(f"{key}: expected once")
-        if key not in OWN and not _passed_on(key):
+        if key not in OWN and not key.startswith(OF_LAUNCHER) and not _passed_on(key):
             known = ", ".join((*OWN, *(name.rstrip(".") for name in PASSED_ON)))
             raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
-    papers = _names(given.get("paper", ",".join(PAPERS)), "paper")
+    papers = _names(given.get("paper", ",".join(SECTIONS)), "paper")
     for paper in papers:
-        require(paper in PAPERS, "paper", paper, f"one of {', '.join(PAPERS)}")
+        require(paper in SECTIONS, "paper", paper, f"one of {', '.join(SECTIONS)}")
     launcher = given.get("launcher")
     require(launcher is None or NAME.fullmatch(launcher) is not None, "launcher", launcher, "the name of a launcher")
+    of_launcher = tuple(f"{key}={value}" for key, value in given.items() if key.startswith(OF_LAUNCHER))
+    if of_launcher and launcher is None:
+        raise UserError(f"{of_launcher[0]}: expected a launcher, such as launcher=joblib")
     return Arguments(
-        papers=tuple(paper for paper in PAPERS if paper in papers),
+        papers=tuple(paper for paper in SECTIONS if paper in papers),
         artefacts=_names(given["artefact"], "artefact") if "artefact" in given else (),
-        budget=_seconds(given["budget"]) if "budget" in given else None,
+        budget=seconds_of("budget", given["budget"]) if "budget" in given else None,
         plan=_flag(given, "plan"),
         retry=_flag(given, "retry"),
         launcher=launcher,
+        launcher_settings=of_launcher,
         smoke=_flag(given, "smoke"),
         results_dir=Path(_folder(given.get("results_dir", "results"), "results_dir")),
         claims=Path(_folder(given.get("claims", str(conf_folder() / "paper")), "claims")),
-        passed_on=tuple(f"{key}={value}" for key, value in given.items() if key not in OWN),
+        passed_on=tuple(f"{key}={value}" for key, value in given.items() if _passed_on(key)),
     )
 
 
@@ -142,8 +149,3 @@ def _flag(given: dict[str, str], key: str) -> bool:
 def _folder(value: str, field: str) -> str:
     require(bool(value), field, "''", "the name of a folder")
     return value
-
-
-def _seconds(value: str) -> float:
-    require(TIME.fullmatch(value) is not None, "budget", value, "a time such as 90s, 30m, 2h or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", value))

@@ -70,7 +70,8 @@ def kind_of(dataset: Any, model: Any, query: Any, copies: int) -> str:
     """A text that tells kinds of gradients apart, from plain values; images of one size take one time."""
     names = ("channels", "height", "width", "classes") if "height" in dataset else ("name", "max_length", "classes")
     shape = [dataset[name] for name in names]
-    return json.dumps([shape, model, query, copies], sort_keys=True)
+    points = {name: value for name, value in query.items() if not isinstance(value, float)}  # but for their weights
+    return json.dumps([shape, model, points, copies], sort_keys=True)
 
 
 def facts_of(overrides: Overrides) -> Facts:

@@ -3,60 +3,55 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache as remembered
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
+from typing_extensions import override
 
-from dpbench import cache
 from dpbench.config import conf_folder
 from dpbench.config.identity import NOT_IDENTITY
 from dpbench.config.messages import GROUPS
+from dpbench.tracking.columns import ABSENT
+from dpbench.tracking.index import Index
+from dpbench.tracking.values import ANY, canonical
 
 # Groups whose options have names that records hold.
 NAMED = ("dataset", "model")
 # Settings that a record may hold as something else than was typed.
 DERIVED = ("delta", "evaluation")
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?inf", re.IGNORECASE)
-WORD = re.compile(r"[A-Za-z][\w./-]*")
-# Words that a yes-or-no setting takes for true and false.
-SWITCHES = {"true": 1.0, "false": 0.0}
-AMBIGUOUS = {"yes", "no", "on", "off", "y", "n", "none"}
-# A value about which nothing can be said: it may be any.
-ANY = object()
 
 
 class RecordIndex:
-    """The settings of all records below <results_dir>/runs, by hash.
+    """The settings of all records below <results_dir>/runs, by hash, as `dpbench.tracking.index` holds them.
 
     A record is ruled out only by a setting that was typed and that it holds with another value, so none is ever
     missed; which of the others are a candidate's is for their hashes to say.
     """
 
     def __init__(self, results_dir: Path) -> None:
-        self._folder = results_dir / "runs"
-        self._settings: dict[str, Mapping[str, Any]] = {}
-        self._unread: set[str] = set()
-        self._possible: dict[str, frozenset[str]] = {}
-        self.refresh()
+        self._index = Index(results_dir)
+        self._look()
 
     def refresh(self) -> None:
-        """Read the settings of records that are new."""
-        known = cache.read("records", str(self._folder.absolute())) or {}
-        found = {folder.name for folder in self._folder.glob("*") if folder.is_dir()}
-        self._settings = {digest: settings for digest, settings in self._settings.items() if digest in found}
-        fresh = {}
-        for digest in found - set(self._settings):
-            settings = known.get(digest) or _read(self._folder / digest)
-            if settings is not None:
-                fresh[digest] = settings
-        self._settings |= fresh
-        self._unread = found - set(self._settings)
-        self._possible.clear()
-        if any(digest not in known for digest in fresh):
-            cache.write("records", str(self._folder.absolute()), self._settings)
+        """Take notice of records that are new, changed or gone."""
+        self._index.refresh()
+        self._look()
+
+    def _look(self) -> None:
+        # Runs that share a hash share what can rule it out; the one that is asked has settings that can be read.
+        self._places: dict[str, int] = {}
+        self._unread: set[str] = set()
+        self._possible: dict[str, frozenset[str]] = {}
+        for place, (digest, eps) in enumerate(zip(self._index.column("hash"), self._index.column("eps"), strict=True)):
+            if eps is ABSENT:
+                self._unread.add(digest)
+            else:
+                self._places.setdefault(digest, place)
+        self._unread -= self._places.keys()
+        self._settings = _Settings(self._index, self._places)
 
     @property
     def settings(self) -> Mapping[str, Mapping[str, Any]]:
@@ -66,17 +61,20 @@ class RecordIndex:
     def possible(self, overrides: Iterable[str]) -> frozenset[str]:
         """Hashes of the records that these overrides do not rule out."""
         found: frozenset[str] | None = None
-        for override in overrides:
-            if override not in self._possible:
-                self._possible[override] = self._matching(override)
-            found = self._possible[override] if found is None else found & self._possible[override]
+        for typed in overrides:
+            if typed not in self._possible:
+                self._possible[typed] = self._matching(typed)
+            found = self._possible[typed] if found is None else found & self._possible[typed]
             if not found:
                 return found
-        return frozenset(self._settings) | self._unread if found is None else found
+        return self._all if found is None else found
 
-    def _matching(self, override: str) -> frozenset[str]:
-        key, _, typed = override.partition("=")
-        everything = frozenset(self._settings) | self._unread
+    @property
+    def _all(self) -> frozenset[str]:
+        return frozenset(self._places) | self._unread
+
+    def _matching(self, line: str) -> frozenset[str]:
+        key, _, typed = line.partition("=")
         if key in NAMED:
             name = option_name(key, typed)
             wanted = ANY if name is None else canonical(name)
@@ -86,27 +84,9 @@ class RecordIndex:
         else:
             wanted = canonical(typed)
         if wanted is ANY:
-            return everything
-        return frozenset(
-            digest for digest in everything if _may_be(self._settings.get(digest, {}).get(key, ANY), wanted)
-        )
-
-
-def canonical(value: Any) -> Any:
-    """A setting as it can be compared however it was typed: numbers and yes-or-no as floats; `ANY` where unsure."""
-    if isinstance(value, bool | int | float):
-        return float(value)
-    if value is None:
-        return None
-    if not isinstance(value, str) or value.lower() in AMBIGUOUS:
-        return ANY
-    if value.lower() == "null":
-        return None
-    if value.lower() in SWITCHES:
-        return SWITCHES[value.lower()]
-    if NUMBER.fullmatch(value):
-        return float(value)
-    return value if WORD.fullmatch(value) else ANY
+            return self._all
+        held = self._index.column(key)
+        return frozenset(self._unread).union(d for d, place in self._places.items() if _may_be(held[place], wanted))
 
 
 @remembered
@@ -118,26 +98,30 @@ def option_name(group: str, option: str) -> str | None:
 
 
 def _may_be(recorded: Any, wanted: Any) -> bool:
-    held = ANY if recorded is ANY else canonical(recorded)
+    held = ANY if recorded is ABSENT else canonical(recorded)
     return held is ANY or held == wanted
 
 
-def _read(folder: Path) -> Mapping[str, Any] | None:
-    """The settings that the runs below a hash share; None where none can be read."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    for file in sorted(folder.glob("*/config.yaml")):
-        try:
-            content = yaml.load(file.read_text(), Loader=loader)
-        except (OSError, yaml.YAMLError):
-            continue
-        if isinstance(content, dict):
-            return dict(_flat(content, ""))
-    return None
+class _Settings(Mapping[str, Mapping[str, Any]]):
+    """Looked up only when they are asked for: there may be many."""
 
+    def __init__(self, index: Index, places: Mapping[str, int]) -> None:
+        self._index = index
+        self._places = places
 
-def _flat(content: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    @cached_property
+    def _columns(self) -> dict[str, list[Any]]:
+        return {name: self._index.column(name) for name in self._index.settings}
+
+    @override
+    def __getitem__(self, digest: str) -> Mapping[str, Any]:
+        place = self._places[digest]
+        return {name: held[place] for name, held in self._columns.items() if held[place] is not ABSENT}
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._places)

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hydra._internal.callbacks import Callbacks
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.plugins import Plugins
-from hydra.core.utils import setup_globals
-from hydra.types import HydraContext, RunMode
 from rich.console import Console
 
-from dpbench.cli.job import train_job
-from dpbench.config import Job, by_seed, compose_each, conf_folder, quoted
-from dpbench.config.own import find_own_stages
-from dpbench.config.schema import register
-from dpbench.errors import UserError, require
+from dpbench.cli.launcher import Launcher, LauncherError
+from dpbench.cli.rounds import carry_through
+from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted
+from dpbench.errors import UserError
 from dpbench.reproduction.queue import Work
 from dpbench.tracking import Status
-from dpbench.training.execute import execute, record_of
+from dpbench.tracking.lock import is_held
+from dpbench.training.execute import execute
+from dpbench.training.execution import record_of
 
 ENDED = (Status.FINISHED, Status.DIVERGED)
 
@@ -32,52 +26,91 @@ class Launch:
     Attributes:
         ended: runs that finished or diverged.
         failures: why runs failed or could not be started, by their names.
+        elsewhere: runs that other processes are at, with the work that they belong to.
     """
 
-    def __init__(self, results_dir: Path, passed_on: Sequence[str], launcher: str | None, console: Console) -> None:
+    def __init__(
+        self, results_dir: Path, passed_on: Sequence[str], launcher: Launcher | None, console: Console
+    ) -> None:
         """Set up.
 
         Args:
             results_dir: folder of the records.
             passed_on: settings of all runs.
-            launcher: of Hydra; None for this process.
+            launcher: to hand them to; None for this process.
             console: is told what runs.
         """
         self._results_dir = results_dir
         self._passed_on = tuple(passed_on)
-        self._launcher = launcher
         self._console = console
+        self._launcher = launcher
         self.ended = 0
         self.failures: dict[str, str] = {}
+        self.elsewhere: list[tuple[Work, Job]] = []
 
     def __call__(self, wave: Sequence[Work]) -> None:
-        """Carry out runs; how each ended is in its record."""
-        jobs: list[Job] = []
+        """Carry out runs; how each ended is in its record. Those that others are at are left to `come_back`."""
+        begun: list[tuple[Work, Job]] = []
         for work in wave:
             try:
-                of_work = by_seed(compose_each([self._line(work)])[0])
+                jobs = by_seed(compose_each([self._line(work)])[0])
             except UserError as error:
                 self.failures[" ".join(work.batch.candidate)] = str(error)
                 continue
-            jobs += of_work
+            begun += [(work, job) for job in jobs]
             if self._launcher is None:
                 self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
-                execute(of_work, self._console)
+                execute(jobs, self._console)
         if self._launcher is not None:
-            launch([job.overrides for job in jobs], self._launcher, self._results_dir)
-        for job in jobs:
-            self._count(job)
+            self._carry_through([job for _, job in begun], end=0)
+        for work, job in begun:
+            if is_held(record_of(job).lock.path):
+                self.elsewhere.append((work, job))
+            else:
+                self._count(job)
+
+    def come_back(self, end: float) -> list[Work]:
+        """Wait for runs that other processes are at; those whose holders have gone are carried out here.
+
+        Args:
+            end: when to wait no longer, by `time.monotonic`.
+
+        Returns:
+            The work that such runs belonged to.
+        """
+        waited, self.elsewhere = self.elsewhere, []
+        self._carry_through([job for _, job in waited], end)
+        for work, job in waited:
+            if is_held(record_of(job).lock.path):
+                self.elsewhere.append((work, job))
+            else:
+                self._count(job)
+        return [work for work, _ in waited]
+
+    def _carry_through(self, jobs: Sequence[Job], end: float) -> None:
+        try:
+            carry_through(jobs, self._start, self._console, end=end)
+        except LauncherError as error:
+            self._console.print(f"  the launcher failed: {error}", style="red")
+
+    def _start(self, jobs: Sequence[Job]) -> dict[int, str]:
+        if self._launcher is None:
+            for job in jobs:
+                execute([job], self._console)
+            return {}
+        lines = [[quoted(override) for override in job.overrides] for job in jobs]
+        return {place: trace for place, trace in enumerate(self._launcher(lines)) if trace is not None}
 
     def _line(self, work: Work) -> tuple[str, ...]:
         """Overrides of the runs of a cell, the seeds last."""
-        where = [f"results_dir={_text(str(self._results_dir))}"]
+        where = [f"results_dir={in_grammar(str(self._results_dir))}"]
         if not any(line.startswith("tracker.group=") for line in self._passed_on):
             where.append(f"tracker.group={work.entry.artefact.paper}-{work.entry.artefact.name}")
         return (*work.batch.candidate, *self._passed_on, *where, f"seeds={list(work.batch.seeds)}".replace(" ", ""))
 
     def _count(self, job: Job) -> None:
         record = record_of(job)
-        refusal = record.take_refusal()
+        refusal = record.take_refusal() or record.take_untold()
         status = record.status()
         if refusal is None and status.get("status") in ENDED:
             self.ended += 1
@@ -87,40 +120,3 @@ class Launch:
             reason = refusal or f"{status.get('status', 'not started')}: {status.get('reason', 'no record')}"
             self.failures[job.name] = reason
             self._console.print(f"  {reason}", style="red")
-
-
-def require_launcher(launcher: str) -> None:
-    """Raise `UserError` unless Hydra has a launcher of that name."""
-    known = _loader().list_groups("hydra/launcher") + _loader().get_group_options("hydra/launcher")
-    hint = "" if "joblib" in known else "; pip install dpbench[sweeps] brings joblib, ray and submitit"
-    require(launcher in known, "launcher", launcher, f"one of {', '.join(known)}{hint}")
-
-
-def launch(lines: Sequence[Sequence[str]], launcher: str, results_dir: Path) -> None:
-    """Have a launcher of Hydra carry out runs, each a job of its own.
-
-    Args:
-        lines: overrides of each.
-        launcher: its name in the group hydra/launcher.
-        results_dir: folder of the records, below which it keeps what it writes itself.
-    """
-    setup_globals()
-    loader = _loader()
-    own = [f"hydra/launcher={launcher}", f"results_dir={_text(str(results_dir))}", "hydra.job.chdir=false"]
-    config = loader.load_configuration("config", own, RunMode.MULTIRUN)
-    GlobalHydra.instance().clear()
-    context = HydraContext(config_loader=loader, callbacks=Callbacks())
-    plugin = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=train_job, config=config)
-    plugin.launch([[quoted(override) for override in line] for line in lines], initial_job_idx=0)
-
-
-def _loader() -> ConfigLoaderImpl:
-    register()
-    find_own_stages(())
-    return ConfigLoaderImpl(config_search_path=create_config_search_path(str(conf_folder())))
-
-
-def _text(value: str) -> str:
-    """A value in Hydra's grammar, whatever signs it has."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

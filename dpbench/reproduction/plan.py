@@ -16,6 +16,7 @@ from dpbench.reproduction.hashes import Candidate, Hashes, settings
 from dpbench.reproduction.index import RecordIndex
 from dpbench.reproduction.standing import Batch, Standing, State, standing_of, trained
 from dpbench.reproduction.times import Basis, Times
+from dpbench.tracking.reading import seeds_of
 
 RUNNABLE = (State.PARTLY, State.MISSING)
 
@@ -133,7 +134,7 @@ class Planner:
 
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:
-            for folder in sorted((self._runs / digest).glob("[0-9]*")):
+            for folder in seeds_of(self._runs / digest):
                 self._times.learn(folder, self._index.settings.get(digest, {}))
 
     def seconds_of_run(self, entry: Entry) -> tuple[float, Basis]:

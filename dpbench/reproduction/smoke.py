@@ -27,7 +27,8 @@ from dpbench.reproduction.hashes import settings
 from dpbench.reproduction.standing import trained
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking import Status
-from dpbench.training.execute import execute, record_of
+from dpbench.training.execute import execute
+from dpbench.training.execution import record_of
 
 STEPS, BATCH = 2, 4
 # Samples of the data that are evaluated on, and of made-up data that are trained on.

@@ -12,7 +12,7 @@ from dpbench.claims import Cell, Evidence, Measured
 from dpbench.claims.evidence import best_of
 from dpbench.claims.schema import WITHOUT_RUNS
 from dpbench.reproduction.hashes import Candidate
-from dpbench.tracking.record import Status
+from dpbench.tracking.status import Status
 
 # Runs that ended so may be tried once more; those that diverged would do so again.
 MAY_BE_RETRIED = (Status.FAILED, Status.INVALID)

@@ -19,7 +19,7 @@ from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
 from dpbench.reproduction.facts import Facts, kind_of
-from dpbench.tracking.record import read_json
+from dpbench.tracking.reading import Recorded
 from dpbench.training.devices import MOST_ROWS_ON_CPU, choose_device, describe
 
 # A forward and a backward pass cost so many times what a forward pass does.
@@ -81,14 +81,17 @@ class Times:
         """
         if folder in self._learnt:
             return
-        origin = read_json(folder / "provenance.json")
-        summary = read_json(folder / "summary.json")
-        wall, steps = origin.get("wall_seconds"), summary.get("steps")
-        if origin.get("device") != self._name or not wall or not steps:
+        record = Recorded.read(folder)
+        origin, steps = record.provenance, record.summary.get("steps")
+        wall, size = float(origin.get("wall_seconds") or 0), settings.get("batch_size")
+        if origin.get("device") != self._name or not wall > 0 or not steps or not isinstance(size, int):
+            return
+        try:
+            kind = _recorded_kind(settings)
+        except KeyError:  # settings of another kind than ours
             return
         self._learnt.add(folder)
-        seconds = float(wall) / int(origin.get("seeds_at_once", 1)) / int(steps)
-        self._steps[_recorded_kind(settings)].append((int(settings["batch_size"]), seconds))
+        self._steps[kind].append((size, wall / max(1, origin.get("seeds_at_once", 1)) / steps))
         self._estimates.clear()
 
     def seconds(self, facts: Facts) -> tuple[float, Basis]:

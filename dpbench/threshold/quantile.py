@@ -16,6 +16,7 @@ from dpbench.stage import Course, State
 from dpbench.threshold.base import Threshold
 
 SENSITIVITY = 0.5
+MOST = 2 * math.log(1e30)
 
 
 @dataclass
@@ -69,8 +70,9 @@ class QuantileThreshold(Threshold):
         if source is not None:
             total += self.count_noise * self._batch * float(source.fill(torch.empty(1, dtype=torch.float64)))
         share = total / self._batch + SENSITIVITY
-        threshold = self._threshold * math.exp(-self.rate * (share - self.quantile))
-        self._threshold = min(max(threshold, 1e-30), 1e30)
+        # Further than from one end of the range to the other it never goes.
+        move = min(max(-self.rate * (share - self.quantile), -MOST), MOST)
+        self._threshold = min(max(self._threshold * math.exp(move), 1e-30), 1e30)
 
     @override
     def state_dict(self) -> State:

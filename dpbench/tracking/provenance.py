@@ -45,6 +45,14 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _command() -> list[str]:
+    """The command line, with its module or program by name: where it lies is nobody else's business."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is not None:
+        return ["python", "-m", module.name.removesuffix(".__main__"), *sys.argv[1:]]
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
 def provenance(device: torch.device) -> dict[str, Any]:
     """Time, commit, versions and device of a run that starts now."""
     changes = _git("status", "--porcelain", "--untracked-files=no")
@@ -52,10 +60,22 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "dirty": None if changes is None else bool(changes),
-        "command": sys.argv,
+        "command": _command(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {package: _version(package) for package in PACKAGES},
         "device": describe(device),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
     }
+
+
+def gone_on(first: dict[str, Any], step: int, now: dict[str, Any]) -> dict[str, Any]:
+    """Provenance of a run that goes on: that of its first part, and of each later one where it differs.
+
+    Args:
+        first: of the parts so far; empty where it is lost.
+        step: after which the run goes on.
+        now: of this part.
+    """
+    other = {key: value for key, value in now.items() if first.get(key) != value}
+    return {**(first or now), "resumed": [*first.get("resumed", []), {"step": step, **other}]}

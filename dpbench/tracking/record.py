@@ -7,25 +7,18 @@ import math
 import os
 import shutil
 import tempfile
-from enum import StrEnum
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dpbench.errors import UserError
-
-
-class Status(StrEnum):
-    """How a run stands; refused is one that could not start, of which there is no record."""
-
-    RUNNING = "running"
-    FINISHED = "finished"
-    INTERRUPTED = "interrupted"
-    DIVERGED = "diverged"
-    FAILED = "failed"
-    INVALID = "invalid"
-    REFUSED = "refused"
+from dpbench.tracking.damage import damage_of, set_aside
+from dpbench.tracking.lock import Lock, lock_of
+from dpbench.tracking.reading import Recorded
+from dpbench.tracking.status import Status
 
 
 def jsonable(value: Any) -> Any:
@@ -53,11 +46,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise `UserError` unless files can be made in a folder, which is made where it is missing."""
+    """Raise `UserError` unless files can be written to a folder, which is made where it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(SMALLEST_ROOM))
     except OSError as error:
         raise UserError(
             f"can't be written ({error.strerror}); name a folder that can", field="results_dir", value=folder
@@ -65,36 +58,65 @@ def require_writable(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of a record; empty where there is none or it can't be read."""
+    """A JSON file that holds an object; empty where there is none or it can't be read."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return {}
-    return content
+    return content if isinstance(content, dict) else {}
+
+
+# Bytes that must be free where records go; a full disk still lets one make empty files.
+SMALLEST_ROOM = 1 << 16
+
+
+class RecordError(Exception):
+    """A record can't be written; says in one sentence what of it, and why."""
+
+
+# Why runs of this process failed whose records could not even say so, by their folders.
+_untold: dict[Path, str] = {}
 
 
 class RunRecord:
     """Reads and writes the folder of one run.
 
     A finished record stays as it is while a forced second run is under way: that one goes to a folder beside it
-    and takes its place when it has finished.
+    and takes its place when it has finished. Who holds the lock and loses it gets `LockLostError` in place of writing.
 
     Attributes:
         folder: where the finished record lies.
+        working: where the run under way writes.
+        lock: of the run; to be held by who writes where others might.
     """
 
     def __init__(self, results_dir: Path, config_hash: str, seed: int) -> None:
         self.folder = results_dir / "runs" / config_hash / str(seed)
-        self._working = self.folder
+        self.lock = Lock(lock_of(self.folder))
+        self.working = self.folder
         self._metrics: list[dict[str, Any]] = []
 
     def status(self) -> dict[str, Any]:
-        """The content of status.json; empty where there is none."""
-        return read_json(self.folder / "status.json")
+        """How it stands, and why; empty where there is no record."""
+        found = Recorded.read(self.folder)
+        return {"status": found.status, "reason": found.reason or found.damage} if found.exists else {}
 
     def finished(self) -> bool:
-        """Whether a finished record is there."""
-        return self.status().get("status") == Status.FINISHED
+        """Whether a finished record is there, and whole."""
+        return self.status().get("status") == Status.FINISHED and self.damage() is None
+
+    def damage(self) -> str | None:
+        """What of the record can't be read or is missing though it says that it is finished; None for nothing."""
+        return damage_of(self.folder)
+
+    def set_aside(self) -> Path:
+        """Move a damaged record to <results_dir>/quarantine/, where nothing reads it; returns where it is.
+
+        Raises:
+            RecordError: it can't be moved.
+        """
+        with self._explained("the damaged record can't be moved from"):
+            return set_aside(self.folder, self.folder.parents[2])
 
     def latest(self) -> Path:
         """The folder of the latest attempt: that of a forced run which has not finished, or the record's."""
@@ -104,20 +126,61 @@ class RunRecord:
     def _rerun_folder(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.rerun")
 
-    def start(self, settings: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Begin a run; what an unfinished one left is removed, a finished one stays until this one has finished."""
-        self._working = self._rerun_folder() if self.finished() else self.folder
-        shutil.rmtree(self._working, ignore_errors=True)
-        self._working.mkdir(parents=True)
-        self._metrics = []
+    def start(
+        self,
+        settings: dict[str, Any],
+        provenance: dict[str, Any],
+        *,
+        metrics: Iterable[dict[str, Any]] = (),
+        keep: Sequence[str] = (),
+    ) -> None:
+        """Begin a run; what an unfinished one left is removed, a finished one stays until this one has finished.
+
+        Args:
+            settings: of config.yaml.
+            provenance: of provenance.json.
+            metrics: lines of metrics.jsonl, of a run that goes on.
+            keep: patterns of files that are not removed.
+
+        Raises:
+            RecordError: it can't be written, here as in the methods below.
+        """
+        self._require_lock()
+        self.working = self._rerun_folder() if self.finished() else self.folder
+        with self._explained("nothing can be written to"):
+            self.working.mkdir(parents=True, exist_ok=True)
+            for path in self.working.iterdir():
+                if not any(map(path.match, keep)):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._metrics = list(metrics)
         self.set_status(Status.RUNNING)
-        write_atomically(self._working / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
+        if self._metrics:
+            self._write_metrics()
+        self.write_bytes("config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
         self.write("provenance.json", provenance)
+
+    def refused(self) -> bool:
+        """Whether `refuse` has left a note."""
+        return self._refusal().exists()
 
     def refuse(self, reason: str) -> None:
         """Leave a note, for the command that asked for the run, that it could not start. No record is touched."""
-        self._refusal().parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._refusal(), reason)
+        with self._explained("nothing can be written to"):
+            self._refusal().parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._refusal(), reason)
+
+    def keep_untold(self, reason: str) -> None:
+        """Keep for this process why the run failed, which its record can't say."""
+        _untold[self.folder.absolute()] = reason
+
+    @property
+    def untold(self) -> bool:
+        """Whether `keep_untold` kept something."""
+        return self.folder.absolute() in _untold
+
+    def take_untold(self) -> str | None:
+        """What `keep_untold` kept, once."""
+        return _untold.pop(self.folder.absolute(), None)
 
     def take_refusal(self) -> str | None:
         """The note that `refuse` left, which this removes: a run that never started leaves nothing."""
@@ -135,26 +198,51 @@ class RunRecord:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""
-        write_atomically(self._working / name, json.dumps(jsonable(content), indent=2) + "\n")
+        self.write_bytes(name, (json.dumps(jsonable(content), indent=2) + "\n").encode())
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Write a file that is no text."""
-        write_atomically(self._working / name, content)
+        """Write a file, whatever it holds."""
+        self._require_lock()
+        with self._explained(f"{name} can't be written to"):
+            write_atomically(self.working / name, content)
+
+    def _require_lock(self) -> None:
+        if self.lock.held:
+            self.lock.check()
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         self._metrics.append(line)
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
         lines = "".join(json.dumps(jsonable(entry)) + "\n" for entry in self._metrics)
-        write_atomically(self._working / "metrics.jsonl", lines)
+        self.write_bytes("metrics.jsonl", lines.encode())
 
     def set_status(self, status: Status, reason: str | None = None, trace: str | None = None) -> None:
         """Write status.json; the status "finished" puts a forced run in the place of the one before it."""
         content = {"status": str(status), "reason": reason, "traceback": trace}
         self.write("status.json", {key: value for key, value in content.items() if value is not None})
-        if status == Status.FINISHED and self._working != self.folder:
-            replaced = self.folder.with_name(f"{self.folder.name}.replaced")
-            shutil.rmtree(replaced, ignore_errors=True)
-            self.folder.rename(replaced)
-            self._working.rename(self.folder)
-            shutil.rmtree(replaced)
-            self._working = self.folder
+        if status == Status.FINISHED and self.working != self.folder:
+            with self._explained("the run before can't be replaced in"):
+                self._replace()
+
+    def _replace(self) -> None:
+        replaced = self.folder.with_name(f"{self.folder.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.folder.rename(replaced)
+        try:
+            self.working.rename(self.folder)
+        except OSError:
+            replaced.rename(self.folder)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+        self.working = self.folder
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Raise `RecordError` where the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            raise RecordError(f"{what} {self.working} ({error.strerror or error})") from error

@@ -1,14 +1,23 @@
-"""Weights & Biases as a copy of the local record. Nothing that fails here ever stops a run."""
+"""Weights & Biases as a copy of the local record. Nothing that fails or hangs here ever stops a run.
+
+W&B is called on a thread of its own, so that training waits for none of it; only the end of a run waits, and not for
+ever. A server that can't be reached is tried once by a process, whose later runs are recorded here instead.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from dpbench.config.schema import TrackerSettings
+from dpbench.tracking.background import Background
+
+if TYPE_CHECKING:  # reading records does without the schema, which imports torch
+    from dpbench.config.schema import TrackerSettings
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -17,8 +26,44 @@ Mode = Literal["online", "offline", "disabled"]
 METRICS = ("train_loss", "test_loss", "test_accuracy", "eps")
 
 
+# Seconds that W&B gets to reach its server, and to send what is left at the end, unless its own variables say more.
+TIMEOUTS = {"init_timeout": 30.0, "finish_timeout": 60.0}
+# Seconds that the end of a run waits for W&B, whatever it does.
+PATIENCE = 120.0
+
+
+class _Service:
+    """What this process knows of W&B.
+
+    Attributes:
+        calls: carries out all calls, for several runs may be under way.
+        offline: whether it could not go online.
+        hangs: whether it did not come back from a call.
+    """
+
+    def __init__(self) -> None:
+        self.calls = Background()
+        self.offline = False
+        self.hangs = False
+
+
+_service = _Service()
+
+
+def _loggable(metrics: dict[str, float]) -> dict[str, float]:
+    """W&B has no infinity: eps is left out where there is no noise."""
+    return {key: value for key, value in metrics.items() if math.isfinite(value)}
+
+
 def choose_mode(settings: TrackerSettings) -> tuple[Mode, str]:
     """The mode that the settings come to, and why: auto is online where an API key is known (no network needed)."""
+    if _service.hangs:
+        return "disabled", "it does not answer"
+    mode, why = _asked_for(settings)
+    return ("offline", "it could not go online") if mode == "online" and _service.offline else (mode, why)
+
+
+def _asked_for(settings: TrackerSettings) -> tuple[Mode, str]:
     if settings.mode != "auto":
         return cast(Mode, settings.mode), "as asked"
     if os.environ.get("WANDB_MODE") in get_args(Mode):
@@ -45,42 +90,71 @@ def tracker_line(settings: TrackerSettings, results_dir: Path) -> str:
 
 
 class Tracker:
-    """One W&B run; a no-op once anything about it has failed, which it says."""
+    """One W&B run; a no-op once anything about it has failed, which it says in one line.
 
-    def __init__(self, start: Callable[[], Any] | None, say: Callable[[str], object]) -> None:
+    Attributes:
+        id: of the W&B run, by which it can be gone on with; None where nothing is tracked.
+    """
+
+    def __init__(self, start: Callable[[], Any] | None, say: Callable[[str], object], id: str | None = None) -> None:
         """Start a run.
 
         Args:
             start: makes the W&B run; None for no tracking.
             say: told of a failure in one line.
+            id: of the W&B run, by which it can be gone on with.
         """
+        self.id = id if start is not None else None
         self._say = say
         self._run: Any = None
+        self._given_up = start is None
         if start is not None:
-            self._guard("start", lambda: setattr(self, "_run", start()))
+            self._put("start", lambda _: setattr(self, "_run", start()))
 
-    def _guard(self, what: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:
-            self._run = None
-            self._say(f"W&B failed to {what} ({type(error).__name__}: {error}); the run goes on without it")
+    def _put(self, what: str, action: Callable[[Any], object]) -> None:
+        """Have the W&B run do something, when it has done what it was asked for before."""
+
+        def call() -> None:
+            if self._given_up:
+                return
+            try:
+                action(self._run)
+            except Exception as error:
+                self._give_up(f"failed to {what} ({type(error).__name__}: {' '.join(str(error).split())})")
+
+        if not self._given_up:
+            _service.calls.put(call)
+
+    def _give_up(self, why: str) -> None:
+        self._given_up, self._run = True, None
+        self._say(f"W&B {why}; the run goes on without it")
+
+    def catch_up(self, logged: Sequence[dict[str, float]]) -> None:
+        """Record the metrics of those of these evaluations that W&B has not got."""
+
+        def missing(run: Any) -> None:
+            known = getattr(run, "step", 0)
+            for metrics in logged:
+                if metrics["step"] >= known:
+                    run.log(_loggable(metrics), step=int(metrics["step"]))
+
+        if logged:
+            self._put("log", missing)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Record the metrics of an evaluation."""
-        run = self._run
-        if run is not None:
-            # W&B has no infinity: eps is left out where there is no noise.
-            finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
-            self._guard("log", lambda: run.log(finite, step=step))
+        self._put("log", lambda run: run.log(_loggable(metrics), step=step))
 
     def finish(self, summary: dict[str, Any], *, succeeded: bool) -> None:
-        """Write the summary and close the run."""
-        run = self._run
-        if run is not None:
-            self._guard("write the summary", lambda: run.summary.update(flatten(summary)))
-            self._guard("finish", lambda: run.finish(exit_code=0 if succeeded else 1))
-            self._run = None
+        """Write the summary and close the run, within `PATIENCE`."""
+        if self._given_up:
+            return
+        self._put("write the summary", lambda run: run.summary.update(flatten(summary)))
+        self._put("finish", lambda run: run.finish(exit_code=0 if succeeded else 1))
+        if not _service.hangs and not _service.calls.wait(PATIENCE):
+            _service.hangs = True
+            self._give_up(f"does not answer for {PATIENCE:g} s")
+        self._given_up = True
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -109,19 +183,45 @@ def open_tracker(
     config: dict[str, Any],
     tags: Sequence[str],
     say: Callable[[str], object],
+    resumed: str | None = None,
+    logged: Sequence[dict[str, float]] = (),
+    run_id: str | None = None,
 ) -> Tracker:
-    """A W&B run for one training run; `say` is told of a failure."""
+    """A W&B run for one training run, or the one that was begun for it.
+
+    W&B can't go on with a run that it recorded offline: there the run is written once more from the beginning, under
+    the id that it had, and takes the place of its first part when it is synchronised.
+
+    Args:
+        settings: of the tracker.
+        results_dir: where W&B keeps what it records offline.
+        name: of the run.
+        config: of the run.
+        tags: beside those of the settings.
+        say: told of a failure.
+        resumed: id of the run to go on with.
+        logged: metrics of the evaluations before, with their steps.
+        run_id: takes the place of what W&B has under this id; None for a run of its own.
+    """
     mode, _ = choose_mode(settings)
     if mode == "disabled":
         return Tracker(None, say)
 
+    # Known before W&B has answered, as a checkpoint may be written by then.
+    id = resumed or run_id or secrets.token_hex(4)
+
     def start() -> Any:
-        run = _init(settings, results_dir, mode, "train", name, _finite(config), [*settings.tags, *tags])
+        tagged = [*settings.tags, *tags]
+        run = _init(
+            settings, results_dir, mode, "train", name, _finite(config), tagged, say, id, goes_on=resumed is not None
+        )
         for metric in METRICS:
             run.define_metric(metric, step_metric="epoch", summary="last")
         return run
 
-    return Tracker(start, say)
+    tracker = Tracker(start, say, id)
+    tracker.catch_up(logged)
+    return tracker
 
 
 def log_once(
@@ -151,7 +251,7 @@ def log_once(
         return False
 
     def start() -> Any:
-        run = _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags))
+        run = _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags), say)
         run.log(content())
         return run
 
@@ -186,21 +286,37 @@ def _init(
     name: str,
     config: dict[str, Any],
     tags: list[str],
+    say: Callable[[str], object],
+    run_id: str | None = None,
+    goes_on: bool = False,
 ) -> Any:
+    """Start a W&B run; offline where its server can't be reached."""
     import wandb
 
     results_dir.mkdir(parents=True, exist_ok=True)
-    return wandb.init(
+    own: Any = {name: value for name, value in TIMEOUTS.items() if f"WANDB_{name.upper()}" not in os.environ}
+    start = partial(
+        wandb.init,
         project=settings.project,
         entity=settings.entity,
         group=settings.group,
         job_type=job_type,
+        id=run_id,
         name=name,
         config=config,
         tags=tags,
         dir=str(results_dir),
-        mode=mode,
         # Without this a second run in the process would be appended to the first one.
         reinit="create_new",
-        settings=wandb.Settings(silent=True, console="off"),
+        settings=wandb.Settings(silent=True, console="off", finish_timeout_raises=True, **own),
     )
+    try:
+        # Offline "allow" would only warn.
+        return start(mode=mode, resume="allow" if goes_on and mode == "online" else None)
+    except wandb.errors.CommError as error:
+        if mode != "online":
+            raise
+        _service.offline = True
+        why, here = str(error).partition("\n")[0], results_dir / "wandb"
+        say(f"W&B can't go online ({why}); this run and those after it are recorded in {here}, which wandb sync sends")
+        return start(mode="offline")

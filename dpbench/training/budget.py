@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 from dpbench.config.schema import RunConfig
@@ -10,6 +11,7 @@ from dpbench.errors import UserError
 from dpbench.privacy import Ledger, calibrate, epsilon
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_bound
 from dpbench.privacy.published import RULES, Setting
+from dpbench.privacy.search import calibrate_search, search_cost, search_of
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Budget:
         noise_multiplier: z.
         eps: of all planned releases, by a valid accountant.
         published_eps: what the publication's rule states instead; None where no such rule is in use.
+        search: expected number of runs and eps of the search that the run is one of; None where it is of none.
         seconds: that calibration took; 0 when it was read from the cache or given.
     """
 
     noise_multiplier: float
     eps: float
     published_eps: float | None = None
+    search: tuple[float, float] | None = None
     seconds: float = 0.0
 
 
@@ -43,6 +47,8 @@ def budget(config: RunConfig) -> Budget:
         return Budget(0.0, math.inf)
     if settings.published is not None:
         return _published(config, settings.published)
+    if settings.search_runs is not None:
+        return _searched(config, settings.search_runs, given)
     plan = config.release_plan()
     if given is None:
         found = calibrate(plan, config.eps, config.delta_value, settings.valid_accountant)
@@ -51,14 +57,30 @@ def budget(config: RunConfig) -> Budget:
     spent = quick_bound(plan.scaled(given), config.delta_value)
     if spent <= 10 * config.eps + 10:
         spent = _spent(config, given)
+    _require_within(config, given, spent, f"over {config.steps} steps")
+    return Budget(given, spent)
+
+
+def _require_within(config: RunConfig, given: float, spent: float, where: str) -> None:
     if spent > config.eps:
         raise UserError(
-            f"spends eps={spent:.4g} over {config.steps} steps, more than eps={config.eps:g}; leave it null to "
-            "calibrate it",
+            f"spends eps={spent:.4g} {where}, more than eps={config.eps:g}; leave it null to calibrate it",
             field="privacy.noise_multiplier",
             value=given,
         )
-    return Budget(given, spent)
+
+
+def _searched(config: RunConfig, expected_runs: float, given: float | None) -> Budget:
+    """Of one run of a search: eps is what the search may spend, of which the run itself spends less."""
+    plan, search, delta = config.release_plan(), search_of(expected_runs), config.delta_value
+    start = time.perf_counter()
+    multiplier = calibrate_search(plan, config.eps, delta, search) if given is None else given
+    total = search_cost(plan.scaled(multiplier), delta, search).eps
+    if given is not None:
+        _require_within(config, given, total, f"in a search with {expected_runs:g} runs expected")
+    return Budget(
+        multiplier, _spent(config, multiplier), search=(expected_runs, total), seconds=time.perf_counter() - start
+    )
 
 
 def _published(config: RunConfig, name: str) -> Budget:
@@ -89,8 +111,11 @@ def in_words(config: RunConfig, found: Budget) -> str:
     if found.seconds == 0 and config.privacy.noise_multiplier is None:
         how = "cached"
     warning = "" if config.uncertified is None else f"NOT CERTIFIED: {config.uncertified}, eps does not hold; "
+    runs = config.privacy.search_runs
+    of_search = "" if runs is None else f" of a search with {runs:g} runs expected, {found.eps:.4g} of this one"
     line = warning + (
-        f"noise multiplier {found.noise_multiplier:.4f} for eps={config.eps:g}, delta={config.delta_value:.3g} over "
+        f"noise multiplier {found.noise_multiplier:.4f} for eps={config.eps:g}{of_search}, "
+        f"delta={config.delta_value:.3g} over "
         f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} "
         f"({config.privacy.sampler}, {config.privacy.valid_accountant}, {how})"
     )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpbench.data import IGNORED, Samples
+from dpbench.training.team import ALONE, Team
 
 EVALUATION_BATCH = 1000
 
@@ -29,16 +30,17 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH) -> Evaluation:
+def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, team: Team = ALONE) -> Evaluation:
     """Evaluate a classifier; it is left in training mode.
 
     Args:
         model: maps inputs to logits.
         split: on the model's device.
         batch: most samples at once.
+        team: of the processes that have shares of the split.
     """
     model.eval()
-    loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
+    loss = torch.zeros(1, dtype=torch.float64, device=split.labels.device)
     of_class = split.labels.bincount()
     correct = torch.zeros_like(of_class)
     for inputs, labels in split.everything(min(batch, EVALUATION_BATCH)):
@@ -46,19 +48,22 @@ def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH) ->
         loss += F.cross_entropy(logits, labels, reduction="sum").double()
         correct.index_add_(0, labels, (logits.argmax(1) == labels).long())
     model.train()
-    right, samples = correct.tolist(), of_class.tolist()
+    (total, *right), samples = team.sum(torch.cat([loss, correct.double()])).tolist(), of_class.tolist()
     by_class = tuple(r / n if n else None for r, n in zip(right, samples, strict=True))
-    return Evaluation(float(loss) / len(split), sum(right) / len(split), by_class)
+    return Evaluation(total / len(split), sum(right) / len(split), by_class)
 
 
 @torch.no_grad()
-def evaluate_language_model(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH) -> Evaluation:
+def evaluate_language_model(
+    model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, team: Team = ALONE
+) -> Evaluation:
     """Evaluate a model of the next token; it is left in training mode.
 
     Args:
         model: maps ids (B, T) to logits (B, T, V).
         split: on the model's device; its targets are (B, T).
         batch: most samples at once.
+        team: of the processes that have shares of the split.
     """
     model.eval()
     loss = torch.zeros((), dtype=torch.float64, device=split.labels.device)
@@ -70,5 +75,5 @@ def evaluate_language_model(model: nn.Module, split: Samples, batch: int = EVALU
         correct += (logits.argmax(-1) == targets).sum()
         asked += (targets != IGNORED).sum()
     model.train()
-    tokens = int(asked)
-    return Evaluation(float(loss) / tokens, int(correct) / tokens, ())
+    total, right, tokens = team.sum(torch.stack([loss, correct.double(), asked.double()])).tolist()
+    return Evaluation(total / tokens, right / tokens, ())

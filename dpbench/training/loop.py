@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,19 +14,22 @@ from dpbench.config import RunConfig, config_hash
 from dpbench.data import Prompts, Splits, TextDataset
 from dpbench.models import NextToken
 from dpbench.privacy import Ledger, make_sampler
+from dpbench.privacy.sampling import Sampler
 from dpbench.scores import text_scores
+from dpbench.stage import State
 from dpbench.training.assemble import Assembly
 from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model
 from dpbench.training.generation import continuations
 from dpbench.training.lockstep import Steps
 from dpbench.training.randomness import generator
+from dpbench.training.team import ALONE, Team
 
 # exp of more is no finite number.
 LARGEST_EXPONENT = 700.0
 
 
 class DivergedError(RuntimeError):
-    """The loss on the test split is no longer a finite number."""
+    """A parameter, or the loss on the test split, is no longer a finite number."""
 
 
 @dataclass(frozen=True)
@@ -63,57 +66,108 @@ class Metrics:
         return own | self.more
 
 
+@dataclass
+class Progress:
+    """What the loop remembers between steps; all else is remembered by the run's parts.
+
+    Attributes:
+        sampler: draws the batches.
+        draws: generator of the sampler.
+        augmenting: generator of the augmentation.
+        loss_sum: of the samples drawn since the last evaluation, float64, shape ().
+        seen: their number.
+        seconds: that training has taken.
+    """
+
+    sampler: Sampler
+    draws: torch.Generator
+    augmenting: torch.Generator
+    loss_sum: Tensor
+    seen: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def start(cls, config: RunConfig, splits: Splits, team: Team = ALONE) -> Progress:
+        """Of a run that has taken no step, in this process of those that train it."""
+        device, run = splits.train.labels.device, config_hash(config)
+        draws = generator(config.seed, "sampling", device, run)
+        return cls(
+            make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws),
+            draws,
+            generator(config.seed, "augmentation", device, team.stream(run)),
+            torch.zeros((), dtype=torch.float64, device=device),
+        )
+
+    def state_dict(self) -> State:
+        """Everything but the sampler and the generators, which have states of their own."""
+        return {"loss_sum": self.loss_sum.clone(), "seen": self.seen, "seconds": self.seconds}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        self.loss_sum.copy_(state["loss_sum"])
+        self.seen, self.seconds = state["seen"], state["seconds"]
+
+
 def train(
     config: RunConfig,
     parts: Assembly,
     splits: Splits,
     ledger: Ledger,
     *,
+    team: Team = ALONE,
     on_step: Callable[[int], None],
     on_evaluation: Callable[[Metrics], None],
+    progress: Progress | None = None,
 ) -> Steps[None]:
-    """Train for all planned steps; a run to be carried out by lockstep.py.
+    """Train until all planned steps are taken; a run to be carried out by lockstep.py.
+
+    One that was resumed goes on after the last of its steps, with the evaluation that this one may be due.
 
     Args:
         config: the run.
         parts: model and step.
-        splits: data, on the model's device.
+        splits: data, on the model's device; the shares of this process where there are several.
         ledger: asked for eps at each evaluation.
-        on_step: called after each step with the number of steps taken.
+        team: the processes that train this run.
+        on_step: called after each step with the number of steps taken, before the model is evaluated. All that a
+            run remembers is then as it is between two steps.
         on_evaluation: called after each evaluation.
+        progress: of the run; None for one that starts.
 
     Raises:
-        DivergedError: at an evaluation; the metrics have been handed over.
+        DivergedError: after a step, or at an evaluation, whose metrics have been handed over.
     """
-    device = splits.train.labels.device
-    run = config_hash(config)
-    draws = generator(config.seed, "sampling", device, run)
-    augmenting = generator(config.seed, "augmentation", device, run)
+    progress = progress or Progress.start(config, splits, team)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    sampler = make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws)
     optimizer, flat = parts.step.optimizer, parts.step.gradients.flat
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    seen = 0
-    start = time.perf_counter()
-    for step in range(1, config.steps + 1):
+    team.begin()
+    start = time.perf_counter() - progress.seconds
+    taken = parts.step.steps
+    for step in range(max(taken, 1), config.steps + 1):
         lr = config.optim.lr * config.schedule.factor(step - 1, config.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        losses = yield from parts.step.take(
-            (_in_layout(config.augmentation.views(images, augmenting), layout), labels)
-            for images, labels in splits.train.batches(sampler.draw(), parts.micro_batch)
-        )
-        loss_sum += losses.sum().double()
-        seen += len(losses)
-        parts.averaging.update(flat.vector)
-        on_step(step)
-        if step % config.evaluate_every == 0 or step == config.steps:
-            with flat.at(parts.averaging.average(flat.vector)):
-                test, more = _evaluated(config, parts, splits, last=step == config.steps)
+        if step > taken:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            drawn = team.agreed(progress.sampler.draw())
+            losses = yield from parts.step.take(
+                (_in_layout(config.augmentation.views(images, progress.augmenting), layout), labels)
+                for images, labels in splits.train.batches(drawn, parts.micro_batch)
+            )
+            _require_finite(flat.vector, "a parameter", step)
+            progress.loss_sum += losses.sum().double()
+            progress.seen += len(losses)
+            parts.averaging.update(flat.vector)
+            progress.seconds = time.perf_counter() - start
+            on_step(step)
+        if evaluated_after(config, step):
+            average = parts.averaging.average(flat.vector)
+            _require_finite(average, "an average of parameters", step)
+            with flat.at(average):
+                test, more = _evaluated(config, parts, splits, team, last=step == config.steps)
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,
-                train_loss=float(loss_sum) / seen if seen else math.nan,
+                train_loss=float(progress.loss_sum) / progress.seen if progress.seen else math.nan,
                 test_loss=test.loss,
                 test_accuracy=test.accuracy,
                 eps=ledger.epsilon(),
@@ -122,38 +176,64 @@ def train(
                 class_accuracy=test.class_accuracy,
                 more=more,
             )
-            loss_sum.zero_()
-            seen = 0
+            progress.loss_sum.zero_()
+            progress.seen = 0
             on_evaluation(metrics)
             if not math.isfinite(test.loss):
-                raise DivergedError(f"the test loss is {test.loss} after {step} steps")
+                raise DivergedError(f"the test loss is {test.loss} after {in_steps(step)}")
+
+
+def in_steps(steps: int) -> str:
+    """So many steps, in words."""
+    return f"{steps} {'step' if steps == 1 else 'steps'}"
+
+
+def _require_finite(vector: Tensor, what: str, step: int) -> None:
+    """Raise `DivergedError` unless all numbers are finite: none that is not ever becomes one again.
+
+    A loss need not tell: not every parameter takes part in it.
+    """
+    # The sum costs no more than reading, and is finite only if all are; large numbers may make it infinite, too.
+    if not math.isfinite(float(vector.sum())) and not bool(vector.isfinite().all()):
+        raise DivergedError(f"{what} is no finite number after {in_steps(step)}")
+
+
+def evaluated_after(config: RunConfig, step: int) -> bool:
+    """Whether a model is evaluated when so many steps are taken."""
+    return step % config.evaluate_every == 0 or step == config.steps
 
 
 def _evaluated(
-    config: RunConfig, parts: Assembly, splits: Splits, *, last: bool
+    config: RunConfig, parts: Assembly, splits: Splits, team: Team, *, last: bool
 ) -> tuple[Evaluation, dict[str, float]]:
     """What there is to say about the model as it is: of the test split, and other numbers by name."""
     generates = config.dataset.generates
     measure = evaluate_language_model if generates else evaluate
-    test = measure(parts.model, splits.test, parts.micro_batch)
+    test = measure(parts.model, splits.test, parts.micro_batch, team)
     more = {"perplexity": math.exp(min(test.loss, LARGEST_EXPONENT))} if generates else {}
     for name, split in splits.others.items():
-        found = measure(parts.model, split, parts.micro_batch)
+        found = measure(parts.model, split, parts.micro_batch, team)
         more |= {f"{name}_loss": found.loss, f"{name}_accuracy": found.accuracy}
         if generates:
             more[f"{name}_perplexity"] = math.exp(min(found.loss, LARGEST_EXPONENT))
     if last and splits.prompts is not None and math.isfinite(test.loss):
-        more |= _scores(config, parts, splits.prompts)
+        more |= _scores(config, parts, splits.prompts, team)
     return test, more
 
 
-def _scores(config: RunConfig, parts: Assembly, prompts: Prompts) -> dict[str, float]:
-    """Scores of what a language model says."""
+def _scores(config: RunConfig, parts: Assembly, prompts: Prompts, team: Team) -> dict[str, float]:
+    """Scores of what a language model says; each process has its prompts answered, and rank 0 scores all answers."""
     data, model = config.dataset, parts.model
     assert isinstance(data, TextDataset)
     assert isinstance(model, NextToken)
     batch = min(parts.micro_batch, EVALUATION_BATCH)
-    said = continuations(model, prompts, beams=data.beams, most_tokens=data.most_tokens, batch=batch)
+    own = replace(prompts, ids=prompts.ids[team.rank :: team.size])
+    answers = team.gather(continuations(model, own, beams=data.beams, most_tokens=data.most_tokens, batch=batch))
+    if not team.leads:
+        return {}
+    said = [""] * len(prompts.ids)
+    for rank, answered in enumerate(answers):
+        said[rank :: team.size] = answered
     return text_scores(said, prompts.references)
 
 

@@ -33,8 +33,8 @@ def generator(seed: int, name: str, device: torch.device, run: str = "") -> torc
 
 
 @contextmanager
-def global_stream(seed: int, name: str) -> Iterator[None]:
+def global_stream(seed: int, name: str, run: str = "") -> Iterator[None]:
     """Let torch's global generators be a named stream; afterwards they are what they were."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(stream_seed(seed, name))
+        torch.manual_seed(stream_seed(seed, name, run))
         yield

@@ -1,0 +1,187 @@
+"""Hydra's launchers, which carry out jobs in this process or in others, here or on other machines."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from joblib import cpu_count, effective_n_jobs
+from omegaconf import DictConfig
+
+from dpbench.cli.job import train_job
+from dpbench.config import conf_folder
+from dpbench.config.own import find_own_stages
+from dpbench.config.schema import register
+from dpbench.errors import UserError, require
+from dpbench.tracking.process import Process
+
+THREADS = "OMP_NUM_THREADS"
+
+
+class LauncherError(Exception):
+    """A launcher that could not do its work, whatever the jobs are."""
+
+
+class Launcher:
+    """Carries out jobs, by the launcher that Hydra's settings name, until each has ended somehow.
+
+    A worker that is killed ends its own job, and with joblib those of the other workers, too; nothing is raised then,
+    for what became of each run is in its record.
+    """
+
+    def __init__(self, settings: Sequence[str], config_dirs: Sequence[Path] = ()) -> None:
+        """Set up.
+
+        Args:
+            settings: overrides of hydra.* and of results_dir, below which it keeps what it writes itself.
+            config_dirs: further folders searched for options, before the project's own.
+
+        Raises:
+            UserError: there is no such launcher here, or it has no such setting.
+        """
+        self._loader = _loader(config_dirs)
+        try:
+            self._config = self._loader.load_configuration(
+                "config", [*settings, "hydra.job.chdir=false"], RunMode.MULTIRUN
+            )
+        except HydraException as error:
+            hint = "" if find_spec("hydra_plugins") else "; pip install dpbench[sweeps] brings joblib, ray and submitit"
+            raise UserError(f"launcher: {str(error).splitlines()[0]}{hint}") from error
+        finally:
+            GlobalHydra.instance().clear()
+
+    def __call__(self, lines: Sequence[Sequence[str]]) -> list[str | None]:
+        """Carry out jobs.
+
+        Args:
+            lines: overrides of each, in Hydra's grammar.
+
+        Returns:
+            Of each the traceback of what it raised, where that is known.
+
+        Raises:
+            LauncherError: the launcher itself failed.
+        """
+        setup_globals()
+        config = deepcopy(self._config)
+        context = HydraContext(config_loader=self._loader, callbacks=Callbacks(config))
+        task = partial(train_job, launcher=Process.this())
+        at_once = _share_cores(config.hydra.launcher, len(lines))
+        raised: list[str | None] = []
+        for first in range(0, len(lines), at_once):
+            jobs = lines[first : first + at_once]
+            plugin = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
+            found: Sequence[JobReturn | BaseException | None]
+            try:
+                with _every_outcome(str(config.hydra.launcher["_target_"])):
+                    found = plugin.launch([list(line) for line in jobs], initial_job_idx=first)
+            except BrokenExecutor:  # joblib's, when a worker was killed
+                found = [None] * len(jobs)
+            except Exception as error:
+                raise LauncherError(f"{type(error).__name__}: {error}") from error
+            raised += map(_raised, found)
+        return raised
+
+
+def require_launcher(launcher: str) -> None:
+    """Raise `UserError` unless Hydra has a launcher of that name."""
+    known = _loader(()).list_groups("hydra/launcher") + _loader(()).get_group_options("hydra/launcher")
+    hint = "" if "joblib" in known else "; pip install dpbench[sweeps] brings joblib, ray and submitit"
+    require(launcher in known, "launcher", launcher, f"one of {', '.join(known)}{hint}")
+
+
+def _loader(config_dirs: Sequence[Path]) -> ConfigLoaderImpl:
+    register()
+    find_own_stages(config_dirs)
+    path = create_config_search_path(str(conf_folder()))
+    for folder in config_dirs:
+        path.prepend("command-line", f"file://{folder}")
+    return ConfigLoaderImpl(config_search_path=path)
+
+
+def _share_cores(settings: DictConfig, jobs: int) -> int:
+    """Let workers on this machine divide its cores among them; how many jobs are to be launched at once.
+
+    joblib gives each of its workers as many threads as there are cores for it, ray one. submitit's local jobs would
+    begin all at once, each with all cores.
+    """
+    if "n_jobs" in settings:
+        wanted: int = effective_n_jobs(settings.n_jobs)
+        settings.n_jobs = min(wanted, max(jobs, 2))  # one job would run in this process, and could take it along
+    if str(settings["_target_"]).endswith(".submitit_launcher.LocalLauncher"):
+        each = settings.cpus_per_task or 1
+        at_once: int = max(1, min(cpu_count() // each, jobs))
+        os.environ.setdefault(THREADS, str(max(1, cpu_count() // at_once)))
+        return at_once
+    return jobs
+
+
+@contextmanager
+def _every_outcome(target: str) -> Iterator[None]:
+    """Let the launchers of submitit and ray wait for all jobs: as they are, they give up at the first that was killed.
+
+    Both ask one job after the other for its result. Here that comes without raising: a job whose process ended without
+    a word has None, one that raised outside of the run its error.
+    """
+    owner: Any
+    if ".hydra_submitit_launcher." in target:
+        import submitit
+        from submitit.core.utils import FailedJobError
+
+        owner, name = submitit.Job, "results"
+    elif ".hydra_ray_launcher." in target:
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        owner, name = ray, "get"
+    else:
+        yield
+        return
+    ask = getattr(owner, name)
+
+    def results(job: Any) -> list[Any]:
+        try:
+            return list(ask(job))
+        except FailedJobError as error:
+            return [error]
+        except submitit.core.utils.UncompletedJobError:
+            return [None]
+
+    def get(reference: Any) -> Any:
+        try:
+            return ask(reference)
+        except RayTaskError as error:
+            return error
+        except RayError:
+            return None
+
+    setattr(owner, name, results if name == "results" else get)
+    try:
+        yield
+    finally:
+        setattr(owner, name, ask)
+
+
+def _raised(outcome: JobReturn | BaseException | None) -> str | None:
+    if isinstance(outcome, JobReturn):
+        returned = outcome._return_value
+        if outcome.status != JobStatus.FAILED:
+            return returned if isinstance(returned, str) else None
+        outcome = returned if isinstance(returned, BaseException) else None
+    return None if outcome is None else "".join(traceback.format_exception(outcome))

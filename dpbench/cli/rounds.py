@@ -1,0 +1,168 @@
+"""Having runs carried out until each has ended: beside other commands, and through workers that are killed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from dpbench.config import Job
+from dpbench.tracking.lock import State, Watch
+from dpbench.tracking.reading import DAMAGED, Recorded
+from dpbench.tracking.status import Status
+from dpbench.training.execute import fail
+from dpbench.training.execution import record_of
+
+# Times that the process of a run may be killed until the run counts as failed. After the first of them it is begun
+# alone: who takes all memory takes along what runs beside, and a run that was only taken along shall not pay for that.
+ATTEMPTS = 4
+TOGETHER = 2
+# Times that the process of a run may be told to end, as by a cluster that wants its machine back. The run is left as
+# interrupted then; it has lost little each time, so these are many.
+STOPS = 50
+# Times in a row that a launcher may come back with nothing begun.
+FRUITLESS = 3
+# Seconds between two looks at what others are at.
+LOOK = 1.0
+# Statuses of a run that is not to be begun again.
+ENDED = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID, DAMAGED)
+
+# Has jobs carried out, and returns the tracebacks of those that raised outside of their runs, by their places.
+Start = Callable[[Sequence[Job]], Mapping[int, str]]
+
+
+def carry_through(jobs: Sequence[Job], start: Start, console: Console, *, end: float = math.inf) -> None:
+    """Have runs carried out until each has ended, by this command or by another one that is at it.
+
+    What others are at comes last: once they have ended it their record counts, once they have gone it is begun here.
+
+    Args:
+        jobs: to be carried out; those that are finished already count as ended, unless forced.
+        start: carries out jobs; it may leave some of them as they were.
+        console: is told what is waited for and what is begun again.
+        end: by `time.monotonic`, when to wait no longer; what others are at then stays with them.
+
+    Raises:
+        KeyboardInterrupt: as `start` or the user does.
+    """
+    runs = [_Run(job) for job in jobs]
+    fruitless = 0
+    while waiting := [run for run in runs if not run.ended()]:
+        free = [run for run in waiting if run.free()]
+        if not free and not all(run.ended() for run in waiting):
+            if time.monotonic() >= end:
+                return
+            _wait(waiting, console, end)
+            continue
+        batch = [run for run in free if run.killed < TOGETHER] or free[:1]
+        if not batch:
+            continue
+        for run in batch:
+            run.begin()
+        raised = start([run.job for run in batch])
+        fruitful = [run.account(raised.get(place)) for place, run in enumerate(batch)]
+        fruitless = 0 if any(fruitful) else fruitless + 1
+        if fruitless == FRUITLESS:
+            for run in batch:
+                fail(run.job, f"its process ended {FRUITLESS} times before the run began")
+            fruitless = 0
+        again = [run for run in batch if run.killed and not run.ended()]
+        if again:
+            names = "; ".join(f"{run.job.name}, {run.killed} of {ATTEMPTS} attempts" for run in again)
+            console.print(f"killed, and begun again: {names}", style="yellow")
+
+
+def _wait(runs: Sequence[_Run], console: Console, end: float) -> None:
+    """Wait until one of these runs, which others are at, has ended or is free."""
+    holders = sorted({str(run.watch.seen.process) for run in runs if run.watch.seen is not None})
+    console.print(f"waiting for others to end {len(runs)} of these runs: {', '.join(holders)}")
+    while time.monotonic() < end and not any(run.ended() or run.watch.look() != State.HELD for run in runs):
+        time.sleep(LOOK)
+
+
+class _Run:
+    """A run of this command.
+
+    Attributes:
+        job: to be carried out.
+        watch: of its lock.
+        killed: how many processes were killed that this command had begun it in.
+        stopped: how many of them were told to end, and could still say so.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.watch = Watch(record_of(job).lock.path)
+        self.killed = 0
+        self.stopped = 0
+        self._begun = False
+        self._first = self._stamp()
+        self._last = self._first
+
+    def ended(self) -> bool:
+        """Whether there is nothing left to do: it is finished, could not be started, or ended since this began."""
+        record = record_of(self.job)
+        if (
+            record.refused()
+            or record.untold
+            or self.stopped >= STOPS
+            or (record.finished() and not self.job.config.force)
+        ):
+            return True
+        return self._stamp() != self._first and Recorded.read(self._folder()).status in ENDED
+
+    def _folder(self) -> Path:
+        """Of the record that this command asks for."""
+        record = record_of(self.job)
+        return record.latest() if self.job.config.force else record.folder
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Changes whenever a status is written."""
+        try:
+            found = (self._folder() / "status.json").stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def free(self) -> bool:
+        """Whether it can be begun; takes the lock away from a holder who has gone."""
+        state = self.watch.look()
+        if state == State.STALE and self.watch.take_away():
+            assert self.watch.seen is not None
+            self._count(self.watch.seen.attempt)
+            return not self.ended()
+        return state == State.FREE
+
+    def _count(self, killed: int) -> None:
+        """Count processes that were killed, if any of this command was among them."""
+        if not self._begun:
+            return
+        self.killed += killed
+        if self.killed >= ATTEMPTS:
+            fail(self.job, f"killed in {self.killed} attempts; perhaps there was too little memory")
+
+    def begin(self) -> None:
+        """Note how it stands before it is begun."""
+        self._begun = True
+        self._last = self._stamp()
+
+    def account(self, raised: str | None) -> bool:
+        """See what became of it, and record what its process could not; whether it was begun.
+
+        Args:
+            raised: the traceback of an error outside of the run.
+        """
+        if self.ended():
+            return True
+        if raised is not None:
+            fail(self.job, raised.strip().splitlines()[-1], raised)
+            return True
+        killed = self.killed
+        if not self.free() or self.killed > killed:
+            return True  # others are at it, or it was killed
+        begun = self._stamp() != self._last
+        self.stopped += begun
+        return begun

@@ -1,0 +1,73 @@
+"""The hash of a configuration from the content of its config.yaml alone.
+
+Nothing is composed, so it is that of the run as it was recorded, whatever options and defaults are now.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dpbench.config.identity import NOT_IDENTITY, leave_out_absent
+from dpbench.config.schema import DELTA_RULE
+from dpbench.privacy.sampling import SCHEMES, steps_of
+from dpbench.tracking.shapes import NOT_FINITE
+
+# What config.yaml holds besides the settings.
+BESIDE = ("choices", "overrides")
+
+
+def recorded_hash(content: Mapping[str, Any]) -> str:
+    """What `config_hash` was for the run with this config.yaml.
+
+    Raises:
+        ValueError: a setting is missing or has no such value as a run can have.
+    """
+    try:
+        identity = _identity(content)
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"has settings that no run can have ({type(error).__name__}: {error})") from error
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: _read(value) for key, value in content.items() if key not in NOT_IDENTITY and key not in BESIDE}
+    leave_out_absent(kept)
+    dataset = kept["dataset"]
+    kept["dataset"] = {key: value for key, value in dataset.items() if f"dataset.{key}" not in NOT_IDENTITY}
+    kept["delta"] = _delta(kept["delta"], dataset["train_size"])
+    kept["evaluation"] = _evaluate_every(kept, dataset["train_size"])
+    return kept
+
+
+def _read(value: Any) -> Any:
+    """A value as the run had it: config.yaml has words for numbers that JSON has none for."""
+    if isinstance(value, dict):
+        return {key: _read(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_read(item) for item in value]
+    return float(value) if value in NOT_FINITE else value
+
+
+def _delta(delta: Any, size: int) -> float:
+    """As `RunConfig.delta_value`."""
+    if not isinstance(delta, str):
+        return float(delta)
+    rule = DELTA_RULE.fullmatch(delta.replace(" ", ""))
+    if rule is None:
+        raise ValueError(f"delta={delta}")
+    return float(size ** -float(rule["power"] or 1))
+
+
+def _evaluate_every(settings: Mapping[str, Any], size: int) -> int:
+    """As `RunConfig.evaluate_every`."""
+    every, batch = settings["evaluation"], settings["batch_size"]
+    if every["every_steps"] is not None:
+        return int(every["every_steps"])
+    if every["every_epochs"] is not None:
+        steps = float(every["every_epochs"]) / (float(batch) / size)
+        return max(1, round(steps))
+    return steps_of(SCHEMES[settings["privacy"]["sampler"]], size, batch, settings["epochs"])

@@ -1,0 +1,57 @@
+"""The noise multiplier with which a random search, of which the best run is published, stays within a given eps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+
+from dpbench import cache
+from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_curve, renyi_curve
+from dpbench.privacy.calibration import TOLERANCE, solve, why_unreached
+from dpbench.privacy.grouping import EXCESS
+from dpbench.privacy.plan import Plan
+from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBinomial, TuningCost
+
+
+def search_of(expected_runs: float) -> RandomRuns:
+    """The search that `privacy.search_runs` names: a logarithmic number of runs, which costs least of those known.
+
+    Raises:
+        UserError: not more than one run is expected.
+    """
+    return TruncatedNegativeBinomial(expected_runs, shape=0.0)
+
+
+def search_cost(plan: Plan, delta: float, search: RandomRuns) -> TuningCost:
+    """What a search costs, each of whose runs makes the releases of a plan with its final noise multipliers."""
+    return search.cost(renyi_curve(plan, delta), delta)
+
+
+def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> float:
+    """The smallest noise multiplier z of each run, with which the search spends at most eps; cached on disk.
+
+    Args:
+        plan: of a run, its multipliers relative scales.
+        eps: of the search, finite and > 0.
+        delta: of the search, in (0, 1).
+        search: how many runs, and how their number is drawn.
+
+    Raises:
+        UserError: no multiplier reaches it: with few releases of small delta, choosing alone costs more.
+    """
+    key = [plan.runs, plan.scheme.name, plan.epoch, repr(plan.correlation), eps, delta, repr(search)]
+    key += [TOLERANCE, EXCESS, version("dp-accounting")]
+    known = cache.read("search", key)
+    if isinstance(known, float):
+        return known
+
+    def spent(multiplier: float, curve: Callable[[Plan, float], RenyiCurve]) -> float:
+        return search.cost(curve(plan.scaled(max(multiplier, SMALLEST_MULTIPLIER)), delta), delta).eps
+
+    multiplier = 1.0
+    for curve, step, tolerance in ((quick_curve, 0.5, 0.01), (renyi_curve, 0.02, TOLERANCE)):
+        find = partial(spent, curve=curve)
+        multiplier, _ = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
+    cache.write("search", key, multiplier)
+    return multiplier

@@ -1,0 +1,76 @@
+"""python -m dpbench.results: what has been recorded."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from dpbench.cli.console import make_console
+from dpbench.errors import UserError
+from dpbench.results.arguments import HELP, Arguments, parse
+
+OK, WRONG, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(typed: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    words = list(sys.argv[1:] if typed is None else typed)
+    errors = make_console(stderr=True)
+    if "-h" in words or "--help" in words:
+        make_console().print(HELP)
+        return OK
+    try:
+        return OK if _main(parse(words)) else WRONG
+    except UserError as error:
+        errors.print(f"error: {error}", style="red")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print("interrupted", style="yellow")
+        return INTERRUPTED
+
+
+def _main(arguments: Arguments) -> bool:
+    """Carry out a command; whether all is well. What a verb needs is imported for it alone: listing takes a second."""
+    from dpbench.results.progress import Shown
+    from dpbench.tracking.index import Index
+
+    console, errors = make_console(), make_console(stderr=True)
+    if arguments.verb == "check":
+        from dpbench.results.checking import check
+
+        return check(arguments, console, Shown(errors, "configurations to check"))
+    to = arguments.options.get("to", "")
+    if arguments.verb == "export" and to != "wandb":
+        from dpbench.results.export import require_format
+
+        path = require_format(to)
+    index = Index(arguments.results_dir, Shown(errors, "new or changed records to read"))
+    if arguments.verb == "list":
+        from dpbench.results.listing import print_list
+
+        print_list(index, arguments, console)
+    elif arguments.verb == "compare":
+        from dpbench.results.comparison import print_comparison
+
+        print_comparison(index, arguments, console)
+    elif arguments.verb == "remove":
+        from dpbench.results.removal import remove
+
+        remove(index, arguments, console)
+    elif to == "wandb":
+        from dpbench.results.sync import sync
+
+        return sync(index, arguments, arguments.results_dir, console.print)
+    else:
+        from dpbench.results.export import export
+        from dpbench.results.listing import warn
+
+        warn(index)
+        places = arguments.selection.places(index)
+        export(index, places, path)
+        console.print(f"{len(places):,} runs written to {path}")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

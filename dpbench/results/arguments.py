@@ -1,0 +1,117 @@
+"""The arguments of python -m dpbench.results: a verb, conditions, and key=value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dpbench.errors import UserError, require
+from dpbench.results.selection import Selection
+
+HELP = """\
+python -m dpbench.results VERB [HASH | SETTING=VALUE[,VALUE] ...] [KEY=VALUE] ...
+
+What has been recorded below results_dir (default: results). Runs are named by the beginning of their hashes, with
+/SEED if need be, or by their settings, all of which must hold.
+
+  python -m dpbench.results list algo=disk eps=8 optim.lr=0.5,1.0 status=finished     a table, the newest first
+  python -m dpbench.results list 'accuracy>0.9' 'age<2d' sort=-accuracy limit=20 columns=optim.lr,filter
+  python -m dpbench.results compare 5c6f3 d01a2                 settings that differ, results as mean ± std over seeds
+  python -m dpbench.results compare algo=disk eps=8 vs algo=dpsgd eps=8
+  python -m dpbench.results export dataset=mnist to=runs.csv    or runs.parquet: a row for each run, all settings
+  python -m dpbench.results export algo=disk to=wandb           to Weights & Biases; once more makes no second run
+  python -m dpbench.results check                               are all files whole, and do they agree?
+  python -m dpbench.results remove status=failed,interrupted    shows what would go; yes=true removes it
+
+SETTING is a dotted name (optim.lr), a group (dataset, filter) or one of
+  seed, status (running, finished, interrupted, diverged, failed, invalid, damaged), accuracy and best (of the test
+  split, 0 to 1), steps, spent (eps by the ledger), seconds, commit, age (of a run, such as 30m or 2d), or what a
+  record holds: summary.*, provenance.*
+=, != take several values; <, <=, >, >= compare numbers and want quotes in most shells.
+
+list     sort      a setting, with - before it from the largest (default: age)
+         limit     rows at most; 0 for all (default: 50)
+         columns   further settings to show
+compare  without vs, every configuration that is found is a column
+export   to        a file that ends in .csv or .parquet, or wandb
+         project, entity, mode    of W&B (default: those of each run; mode=auto is online where a key is known). Runs
+                   that W&B has recorded while they ran are left out, unless tracker.mode says otherwise
+check    quarantine    true: what is wrong is moved to <results_dir>/quarantine, and is run again next time
+         quiet     a run counts as killed if it has written nothing for so long (default: 1h)
+remove   yes       true: remove it. Finished runs go only if named by hash or by status=finished
+
+Exit codes: 0; 1, something is wrong with a record, or W&B failed; 2, bad input; 130, interrupted.
+"""
+# The keys of each verb besides results_dir, with their defaults.
+VERBS: dict[str, dict[str, str]] = {
+    "list": {"sort": "age", "limit": "50", "columns": ""},
+    "compare": {},
+    "export": {"to": "", "project": "", "entity": "", "mode": "auto"},
+    "check": {"quarantine": "false", "quiet": "1h"},
+    "remove": {"yes": "false"},
+}
+BETWEEN = "vs"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What was asked for.
+
+    Attributes:
+        verb: one of `VERBS`.
+        selections: which records; several only where groups are compared.
+        options: the verb's keys.
+        results_dir: folder of the records.
+    """
+
+    verb: str
+    selections: tuple[Selection, ...] = (Selection(),)
+    options: dict[str, str] = field(default_factory=dict)
+    results_dir: Path = Path("results")
+
+    @property
+    def selection(self) -> Selection:
+        """Which records, for verbs that take one group."""
+        return self.selections[0]
+
+    def flag(self, key: str) -> bool:
+        """An option that is true or false."""
+        value = self.options[key]
+        require(value in ("true", "false"), key, value, "true or false")
+        return value == "true"
+
+
+def parse(typed: Sequence[str]) -> Arguments:
+    """The arguments of a command line; reads nothing.
+
+    Raises:
+        UserError: there is no such verb, a word is no condition, or a key stands there twice.
+    """
+    verb = typed[0] if typed else ""
+    if verb not in VERBS:
+        raise UserError(
+            f"{verb or 'nothing typed'}: expected one of {', '.join(VERBS)} first; --help tells what they do"
+        )
+    options = dict(VERBS[verb])
+    given: dict[str, str] = {}
+    groups: list[list[str]] = [[]]
+    for word in typed[1:]:
+        key, separator, value = word.partition("=")
+        if separator and key in (*options, "results_dir"):
+            require(key not in given, key, value, "once")
+            given[key] = value
+        elif word == BETWEEN:
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    if len(groups) > 1 and verb != "compare":
+        raise UserError(f"{BETWEEN}: only compare takes several groups of runs")
+    if len(groups) > 1 and not all(groups):
+        raise UserError(f"{BETWEEN}: expected hashes or settings on both of its sides")
+    where = given.pop("results_dir", "results")
+    require(bool(where), "results_dir", "''", "the name of a folder")
+    if verb == "check" and any("=" in word or "<" in word or ">" in word for word in groups[0]):
+        raise UserError(f"{' '.join(groups[0])}: check takes hashes alone; by default it looks at all records")
+    selections = tuple(Selection.parse(group) for group in groups)
+    return Arguments(verb, selections, options | given, Path(where))

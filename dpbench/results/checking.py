@@ -1,0 +1,136 @@
+"""All records looked at: what is wrong with each, what killed runs left, and moving either away."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dpbench.cli.console import duration, seconds_of
+from dpbench.results.arguments import Arguments
+from dpbench.results.integrity import NOT_BEGUN, problems_of
+from dpbench.results.selection import Selection
+from dpbench.tracking.damage import set_aside
+from dpbench.tracking.index import Progress
+from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_of
+from dpbench.tracking.status import Status
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that should not be as it is.
+
+    Attributes:
+        path: of a record, or of what lies beside one.
+        problem: in words.
+        movable: whether moving it away helps; a run that was killed is simply run again.
+    """
+
+    path: Path
+    problem: str
+    movable: bool = True
+
+
+def check(arguments: Arguments, console: Console, progress: Progress | None = None) -> bool:
+    """Print a line for everything that is wrong, and move it away if that was asked for.
+
+    Args:
+        arguments: which records, and what to do.
+        console: for the lines.
+        progress: told how many of how many hashes have been looked at.
+
+    Returns:
+        Whether nothing is wrong.
+    """
+    from dpbench.config.recorded import recorded_hash  # takes seconds to import
+
+    quiet, move = seconds_of("quiet", arguments.options["quiet"]), arguments.flag("quarantine")
+    folders = _folders(arguments.results_dir / "runs", arguments.selection)
+    wrong, records = 0, 0
+    for count, folder in enumerate(folders):
+        if progress is not None:
+            progress(count, len(folders))
+        seeds = _seeds(folder, arguments.selection)
+        records += len(seeds)
+        for finding in _findings(folder, seeds, quiet, recorded_hash):
+            wrong += 1
+            moved = ""
+            if move and finding.movable:
+                moved = f"; moved to {set_aside(finding.path, arguments.results_dir)}"
+            console.print(f"{finding.path.relative_to(arguments.results_dir)}: {finding.problem}{moved}")
+    if progress is not None and folders:
+        progress(len(folders), len(folders))
+    hint = "; quarantine=true moves it away" if wrong and not move else ""
+    console.print(f"{records:,} records looked at: {f'{wrong:,} things are wrong' if wrong else 'all is well'}{hint}")
+    return not wrong
+
+
+def _folders(runs: Path, selection: Selection) -> list[Path]:
+    """The folders of hashes."""
+    starts = tuple(start for start, _ in selection.hashes)
+    found = sorted(folder for folder in runs.glob("*") if is_hash(folder.name) and folder.is_dir())
+    return [folder for folder in found if not starts or folder.name.startswith(starts)]
+
+
+def _seeds(folder: Path, selection: Selection) -> list[Path]:
+    """The records below a hash that were asked for."""
+    wanted = {seed for start, seed in selection.hashes if folder.name.startswith(start)}
+    return [one for one in seeds_of(folder) if one.is_dir() and (not wanted or None in wanted or one.name in wanted)]
+
+
+def _findings(
+    folder: Path, seeds: list[Path], quiet: float, hash_of: Callable[[Mapping[str, Any]], str]
+) -> Iterator[Finding]:
+    for record in seeds:
+        alive = _silence(record) < quiet
+        found = _problems(record, hash_of)
+        if found and not (alive and found == [NOT_BEGUN]):
+            yield Finding(record, "; ".join(found))
+        elif alive:
+            continue
+        elif (recorded := Recorded.read(record)).word == Status.RUNNING or recorded.reason == KILLED:
+            silence = duration(_silence(record))
+            yield Finding(record, f"killed, nothing written for {silence}; it runs again next time", False)
+        yield from (Finding(part, "a file that was never completed") for part in _parts(record) if not alive)
+    for path in sorted(folder.iterdir()):
+        seed, _, kind = path.name.partition(".")
+        if not is_seed(seed) or _silence(path) < quiet:
+            continue
+        if kind == "rerun":
+            status = Recorded.read(path).status or "nothing recorded"
+            yield Finding(path, f"a forced run that did not finish ({status}); the record beside it stands")
+        elif kind == "replaced":
+            yield Finding(path, "a record that a forced run was replacing when it was killed")
+        elif kind.startswith("removed"):
+            yield Finding(path, "a record that was being removed")
+        elif kind == "refused":
+            yield Finding(path, "the note of a run that could not start, which nobody took")
+
+
+def _problems(record: Path, hash_of: Callable[[Mapping[str, Any]], str]) -> list[str]:
+    """What is wrong with a record, also at a second look: it may have been replaced during the first."""
+    first = problems_of(Recorded.read(record), hash_of)
+    return problems_of(Recorded.read(record), hash_of) if first and record.is_dir() else []
+
+
+def _parts(record: Path) -> list[Path]:
+    """Files that are written under another name before they take the place of an older one."""
+    return sorted(path for path in record.glob(".*.*") if path.is_file())
+
+
+def _silence(path: Path) -> float:
+    """Seconds since something was written at a path, below or beside it, such as a lock that a living run renews."""
+    beside = [path, *path.parent.glob(f"{path.name.partition('.')[0]}.*")] if is_seed(path.name) else [path]
+    newest = 0.0
+    for one in beside:
+        try:
+            entries = [one, *one.iterdir()] if one.is_dir() else [one]
+            newest = max(newest, *(os.stat(entry).st_mtime for entry in entries))
+        except OSError:  # replaced meanwhile, so it is alive
+            return 0.0
+    return time.time() - newest

@@ -1,0 +1,151 @@
+"""Groups of runs side by side: the settings that differ, and results as mean ± standard deviation over their runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpbench.errors import UserError
+from dpbench.results.arguments import Arguments
+from dpbench.results.listing import NOTHING, warn
+from dpbench.results.selection import as_typed
+from dpbench.tracking.columns import ABSENT
+from dpbench.tracking.index import SUMMARY, Index
+from dpbench.tracking.shapes import is_number
+from dpbench.tracking.status import Status
+
+# More columns than these are no table.
+MOST = 8
+# So many values of one setting are written out.
+WRITTEN_OUT = 4
+# Numbers of summary.json that are of the configuration, or shown by another name.
+NOT_RESULTS = ("delta", "sampling_rate", "seed", "target_eps", "test_accuracy.best_step")
+NAMES = {
+    "test_accuracy.final": "test accuracy, last (%)",
+    "test_accuracy.best": "best on test (%)",
+    "eps": "eps spent",
+    "published_eps": "eps as published",
+}
+FIRST = tuple(NAMES)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are one column.
+
+    Attributes:
+        name: its head.
+        places: of their records in the index.
+    """
+
+    name: str
+    places: tuple[int, ...]
+
+
+def print_comparison(index: Index, arguments: Arguments, console: Console) -> None:
+    """Print the groups that were asked for, or each configuration of the runs that were.
+
+    Raises:
+        UserError: there are not two groups with runs, or too many.
+    """
+    warn(index)
+    groups = groups_of(index, arguments)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for group in groups:
+        table.add_column(Text(group.name), justify="right", overflow="fold")
+    for name, cells in (*_runs(index, groups), *_results(index, groups)):
+        table.add_row(name, *cells)
+    differing = [*differences(index, groups)]
+    if differing:
+        table.add_section()
+        table.add_row()
+    for name, cells in differing:
+        table.add_row(Text(name), *map(Text, cells))
+    console.print(table)
+    console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
+
+
+def groups_of(index: Index, arguments: Arguments) -> list[Group]:
+    """The columns of a comparison."""
+    if len(arguments.selections) > 1:
+        groups = [Group(one.text, tuple(one.places(index))) for one in arguments.selections]
+        for group in groups:
+            if not group.places:
+                raise UserError(f"{group.name}: no such runs")
+    else:
+        of_hash: dict[str, list[int]] = {}
+        digests = index.column("hash")
+        for place in arguments.selection.places(index):
+            of_hash.setdefault(digests[place], []).append(place)
+        groups = [Group(digest, tuple(places)) for digest, places in of_hash.items()]
+    if not 2 <= len(groups) <= MOST:
+        raise UserError(
+            f"{arguments.selection.text or 'all runs'}: expected 2 to {MOST} configurations to compare, found "
+            f"{len(groups)}; name hashes or settings, or groups of runs with vs between them"
+        )
+    return groups
+
+
+def _runs(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
+    status = index.column("status")
+    counts = [Counter(status[place] for place in group.places) for group in groups]
+    yield "finished runs (n)", [str(count[Status.FINISHED]) for count in counts]
+    others = sorted({word for count in counts for word in count} - {Status.FINISHED})
+    for word in others:
+        yield word, [str(count[word] or NOTHING) for count in counts]
+
+
+def _results(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
+    """Numbers of summaries that some finished run has."""
+    names = {name.removeprefix(SUMMARY) for name in index.names if name.startswith(SUMMARY)}
+    for name in (*FIRST, *sorted(names.difference(FIRST, NOT_RESULTS))):
+        found = [_numbers(index, group, SUMMARY + name) for group in groups]
+        if name in names and any(found):
+            factor = 100.0 if "accuracy" in name else 1.0
+            shown = NAMES.get(name, f"{name} (%)" if factor > 1 else name)
+            yield shown, [mean_and_spread([factor * one for one in values]) for values in found]
+
+
+def _numbers(index: Index, group: Group, name: str) -> list[float]:
+    values, status = index.column(name), index.column("status")
+    finished = (place for place in group.places if status[place] == Status.FINISHED)
+    return [float(values[place]) for place in finished if is_number(values[place])]
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Mean ± sample standard deviation (n - 1); a dash for none."""
+    if not values:
+        return NOTHING
+    mean = f"{statistics.fmean(values):.5g}"
+    spread = statistics.stdev(values) if len(values) > 1 and len(set(values)) > 1 else 0.0
+    return f"{mean} ± {spread:.2g}" if spread else mean
+
+
+def differences(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
+    """The settings that can change the numbers of a run and are not the same in all groups, with their values."""
+    from dpbench.config.identity import NOT_IDENTITY  # which settings these are takes seconds to import
+
+    elsewhere = {*NOT_IDENTITY, "choices", "overrides"}
+    for name in index.settings:
+        if name.partition(".")[0] in elsewhere or any(name == one or name.startswith(f"{one}.") for one in elsewhere):
+            continue
+        held = index.column(name)
+        cells = [_written({_text(held[place]): None for place in group.places}) for group in groups]
+        if len(set(cells)) > 1:
+            yield name, cells
+
+
+def _text(value: object) -> str:
+    return NOTHING if value is ABSENT else as_typed(value)
+
+
+def _written(values: dict[str, None]) -> str:
+    """All values in one group, in their order; only how many there are where they are many."""
+    return ", ".join(values) if len(values) <= WRITTEN_OUT else f"{len(values)} values"

@@ -1,0 +1,128 @@
+"""A table of runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dpbench.cli.console import duration, make_console
+from dpbench.errors import require
+from dpbench.results.arguments import Arguments
+from dpbench.results.selection import age, as_typed, column_of, values_of
+from dpbench.tracking.columns import ABSENT
+from dpbench.tracking.index import Index
+from dpbench.tracking.reading import DAMAGED, tell
+from dpbench.tracking.shapes import is_number
+
+NOTHING = "–"
+COLUMNS = ("algorithm", "dataset", "model", "eps", "seed", "status", "accuracy", "steps", "commit", "age")
+TEXTS = ("algorithm", "dataset", "model", "status", "commit", "hash")
+# More damaged records than these are counted, not named.
+NAMED = 20
+
+
+def print_list(index: Index, arguments: Arguments, console: Console) -> None:
+    """Print the runs that were asked for, and below the table how they stand.
+
+    Raises:
+        UserError: a setting that no record has, or an option with a value that it can't have.
+    """
+    limit = arguments.options["limit"]
+    require(limit.isdecimal(), "limit", limit, "a whole number, 0 for all")
+    further = tuple(name for name in arguments.options["columns"].split(",") if name)
+    for name in further:
+        column_of(index, name)
+    warn(index)
+    places = in_order(index, arguments.selection.places(index), arguments.options["sort"])
+    shown = places[: int(limit)] if int(limit) else places
+    if not places:
+        console.print("no such runs" if index.size else f"no runs below {index.runs}")
+        return
+    console.print(table_of(index, shown, further))
+    console.print()
+    standing = Counter(index.column("status")[place] for place in places)
+    counted = ", ".join(f"{count:,} {status}" for status, count in standing.most_common())
+    rest = f"; {len(shown):,} of them shown, limit=0 shows all" if len(shown) < len(places) else ""
+    console.print(f"{len(places):,} runs: {counted}{rest}")
+
+
+def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:
+    """Places sorted by a setting; records without it come last.
+
+    Args:
+        index: of the records.
+        places: of some of them.
+        by: name of the setting, with - before it from the largest to the smallest.
+    """
+    key = by.removeprefix("-")
+    values = values_of(index, key)
+    # The youngest began last; records write times in one zone, so that they sort as texts.
+    backwards = by.startswith("-") != (key == "age")
+    present = [place for place in places if values[place] is not ABSENT and values[place] is not None]
+    absent = [place for place in places if values[place] is ABSENT or values[place] is None]
+    texts = all(isinstance(values[place], str) for place in present)
+    rank = values.__getitem__ if texts else lambda place: _rank(values[place])
+    return sorted(present, key=rank, reverse=backwards) + absent
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Numbers before texts."""
+    return (0, float(value), "") if is_number(value) else (1, 0.0, as_typed(value))
+
+
+def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -> Table:
+    """A row for each of these records."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    now = datetime.now(UTC)
+    names = (*COLUMNS, *(name for name in further if name not in COLUMNS), "hash")
+    for name in names:
+        table.add_column(
+            "accuracy (%)" if name == "accuracy" else name,
+            justify="left" if name in TEXTS else "right",
+            no_wrap=True,
+        )
+    cells = [
+        [_cell(name, values[place], now) for place in places] for name in names for values in [_values(index, name)]
+    ]
+    dirty = index.column("provenance.dirty")
+    cells[names.index("commit")] = [
+        text + "+" if dirty[place] is True else text
+        for text, place in zip(cells[names.index("commit")], places, strict=True)
+    ]
+    for row in zip(*cells, strict=True):
+        table.add_row(*(Text(text) for text in row))
+    return table
+
+
+def _values(index: Index, name: str) -> list[Any]:
+    return index.column("hash") if name == "hash" else values_of(index, name)
+
+
+def _cell(name: str, value: Any, now: datetime) -> str:
+    if value is ABSENT or value is None:
+        return NOTHING
+    if name in ("accuracy", "best"):
+        return f"{100 * float(value):.2f}" if is_number(value) else NOTHING
+    if name == "commit":
+        return str(value)[:8]
+    if name == "age":
+        seconds = age(value, now)
+        return duration(seconds) if seconds is not None else NOTHING
+    return f"{value:.6g}" if isinstance(value, float) else as_typed(value)
+
+
+def warn(index: Index) -> None:
+    """Name the records that are damaged."""
+    problems, status = index.column("problems"), index.column("status")
+    damaged = [place for place, problem in enumerate(problems) if problem is not ABSENT]
+    for place in damaged[:NAMED]:
+        tell(index.folder(place), problems[place], damaged=status[place] == DAMAGED)
+    if len(damaged) > NAMED:
+        rest = f"warning: {len(damaged) - NAMED:,} more records are damaged; check names them all"
+        make_console(stderr=True).print(rest, style="yellow")

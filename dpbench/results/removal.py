@@ -1,0 +1,66 @@
+"""Removing records; what goes is shown first."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from dpbench.errors import UserError
+from dpbench.results.arguments import Arguments
+from dpbench.results.listing import table_of
+from dpbench.tracking.index import Index
+from dpbench.tracking.reading import Recorded
+from dpbench.tracking.status import Status
+
+# What goes only where it was named: by its hash, or by its status.
+NAMED_ONLY = (Status.FINISHED, Status.RUNNING)
+
+
+def remove(index: Index, arguments: Arguments, console: Console) -> None:
+    """Show what would be removed, and remove it if that was asked for.
+
+    Raises:
+        UserError: nothing says which records.
+    """
+    selection = arguments.selection
+    if not selection.hashes and not selection.conditions:
+        raise UserError("remove: expected hashes or settings that say which runs, such as status=failed,interrupted")
+    status = index.column("status")
+    found = selection.places(index)
+    spared = [
+        place
+        for place in found
+        if status[place] in NAMED_ONLY and not selection.hashes and not selection.names_status(status[place])
+    ]
+    places = [place for place in found if place not in set(spared)]
+    if places:
+        console.print(table_of(index, places))
+        console.print()
+    if spared:
+        words = " and ".join(sorted({status[place] for place in spared}))
+        console.print(f"{len(spared):,} {words} runs stay: they go only if named by hash or by their status")
+    if not arguments.flag("yes"):
+        console.print(f"{len(places):,} runs would be removed; yes=true removes them")
+        return
+    removed = sum(_remove(index.folder(place), status[place]) for place in places)
+    changed = f"; {len(places) - removed:,} have changed meanwhile and stay" if removed < len(places) else ""
+    console.print(f"{removed:,} runs removed{changed}")
+
+
+def _remove(folder: Path, status: str) -> bool:
+    """Remove a record that still has a status: it is gone in one step, and its files after that."""
+    if Recorded.read(folder).status != status:
+        return False
+    going = folder.with_name(f"{folder.name}.removed-{time.time_ns()}")
+    try:
+        folder.rename(going)
+    except OSError:
+        return False
+    shutil.rmtree(going, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other seeds are there
+        folder.parent.rmdir()
+    return True

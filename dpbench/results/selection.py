@@ -1,0 +1,240 @@
+"""Which records are meant: by the settings of their runs, or by the beginning of their hashes."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dpbench.cli.console import seconds_of
+from dpbench.errors import UserError, require
+from dpbench.tracking.columns import ABSENT
+from dpbench.tracking.index import OWN, Index
+from dpbench.tracking.shapes import is_number
+from dpbench.tracking.values import ANY, canonical
+
+# Short names of columns.
+SHORT = {
+    "accuracy": "summary.test_accuracy.final",
+    "best": "summary.test_accuracy.best",
+    "steps": "summary.steps",
+    "spent": "summary.eps",
+    "seconds": "provenance.wall_seconds",
+    "commit": "provenance.commit",
+    "age": "provenance.started",
+    "algo": "algo.name",
+    "algorithm": "algo.name",
+    "dataset": "dataset.name",
+    "model": "model.name",
+}
+# What every run has, though it may not be recorded yet of those that are just being begun.
+ALWAYS = (*SHORT, *OWN, "eps")
+# Numbers of a run that has not finished are none of its configuration.
+ONLY_FINISHED = ("accuracy", "best", "summary.test_accuracy.final", "summary.test_accuracy.best")
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+CONDITION = re.compile(r"(?P<key>[A-Za-z_][\w.-]*)(?P<sign><=|>=|!=|<|>|=)(?P<value>.*)", re.DOTALL)
+HASH = re.compile(r"(?P<hash>[0-9a-f]{4,})(/(?P<seed>\d+))?")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One that a setting must meet.
+
+    Attributes:
+        key: name of the setting.
+        sign: = or !=, which take several values, or a comparison of numbers.
+        values: as typed.
+    """
+
+    key: str
+    sign: str
+    values: tuple[str, ...]
+
+    def met(self, index: Index) -> list[bool]:
+        """Whether each record meets it.
+
+        Raises:
+            UserError: no record has such a setting.
+        """
+        held = values_of(index, self.key)
+        test = self._test()
+        known: dict[Any, bool] = {}
+        found = []
+        for value in held:
+            key = value if value is ABSENT or not isinstance(value, list) else str(value)
+            verdict = known.get(key)
+            if verdict is None:
+                verdict = known[key] = test(value)
+            found.append(verdict)
+        return found
+
+    def _test(self) -> Callable[[Any], bool]:
+        if self.key == "age":
+            return self._of_age()
+        if self.sign in COMPARISONS:
+            (typed,) = self.values
+            require(is_number(typed) or _is_decimal(typed), self.key, typed, "a number, to compare with")
+            compare, limit = COMPARISONS[self.sign], float(typed)
+            return lambda value: is_number(value) and compare(float(value), limit)
+        same = _begins if self.key == "commit" else same_value
+        wanted = self.sign == "="
+        return lambda value: any(same(value, typed) for typed in self.values) == wanted
+
+    def _of_age(self) -> Callable[[Any], bool]:
+        if self.sign not in COMPARISONS:
+            raise UserError(f"age{self.sign}{','.join(self.values)}: expected a comparison, such as age<2d")
+        (typed,) = self.values
+        compare, limit, now = COMPARISONS[self.sign], seconds_of("age", typed), datetime.now(UTC)
+
+        def test(value: Any) -> bool:
+            seconds = age(value, now)
+            return seconds is not None and compare(seconds, limit)
+
+        return test
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Some records.
+
+    Attributes:
+        hashes: beginnings of hashes, and a seed or None; any of them. None for all records.
+        conditions: all of them.
+        text: as it was typed.
+    """
+
+    hashes: tuple[tuple[str, str | None], ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    text: str = ""
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Selection:
+        """What was typed; reads nothing.
+
+        Raises:
+            UserError: a word is neither a hash nor a condition.
+        """
+        hashes, conditions = [], []
+        for word in words:
+            condition, digest = CONDITION.fullmatch(word), HASH.fullmatch(word)
+            if digest is not None:
+                hashes.append((digest["hash"], digest["seed"]))
+            elif condition is not None and condition["value"]:
+                several = condition["sign"] in ("=", "!=")
+                values = _alternatives(condition["value"]) if several else (condition["value"],)
+                conditions.append(Condition(condition["key"], condition["sign"], values))
+            else:
+                raise UserError(f"{word}: expected setting=value, or at least four digits of a hash; see --help")
+        return cls(tuple(hashes), tuple(conditions), " ".join(words))
+
+    def places(self, index: Index) -> list[int]:
+        """The places of these records in the columns of the index.
+
+        Raises:
+            UserError: no record has such a setting or hash.
+        """
+        found = range(index.size) if not self.hashes else self._of_hashes(index)
+        for condition in self.conditions:
+            met = condition.met(index)
+            found = [place for place in found if met[place]]
+        return list(found)
+
+    def _of_hashes(self, index: Index) -> Sequence[int]:
+        digests, seeds = index.column("hash"), index.column("seed")
+        places: set[int] = set()
+        for start, seed in self.hashes:
+            own = {i for i, one in enumerate(digests) if one.startswith(start) and seed in (None, str(seeds[i]))}
+            if not own:
+                raise UserError(f"{start}{f'/{seed}' if seed else ''}: no record has a hash that begins so")
+            places |= own
+        return sorted(places)
+
+    def names_status(self, status: str) -> bool:
+        """Whether a status was typed, rather than left open."""
+        return any(one.key == "status" and one.sign == "=" and status in one.values for one in self.conditions)
+
+
+def values_of(index: Index, key: str) -> list[Any]:
+    """What the records hold of a setting, under its name as it is typed.
+
+    Raises:
+        UserError: no record has a setting of that name.
+    """
+    name = column_of(index, key)
+    values = index.column(name)
+    if key not in ONLY_FINISHED:
+        return values
+    return [v if s == "finished" else ABSENT for v, s in zip(values, index.column("status"), strict=True)]
+
+
+def column_of(index: Index, key: str) -> str:
+    """The column of a setting.
+
+    Raises:
+        UserError: no record has a setting of that name.
+    """
+    for name in (SHORT.get(key, key), f"choices.{key}"):
+        if name in index.names or key in ALWAYS:
+            return name
+    if not index.size:
+        return key
+    near = difflib.get_close_matches(key, {*SHORT, *index.names}, n=3)
+    hint = f"; did you mean {', '.join(near)}?" if near else "; --help tells how settings are named"
+    raise UserError(f"{key}: no record has such a setting{hint}")
+
+
+def same_value(held: Any, typed: str) -> bool:
+    """Whether a record holds what was typed, however numbers are written."""
+    if held is ABSENT:
+        return False
+    if isinstance(held, list):
+        parts = _alternatives(typed[1:-1]) if typed != "[]" else ()
+        within = typed[:1] + typed[-1:] == "[]" and len(parts) == len(held)
+        return within and all(map(same_value, held, parts))
+    wanted, found = canonical(typed), canonical(held)
+    if wanted is ANY or found is ANY:
+        return as_typed(held) == typed
+    return bool(wanted == found)
+
+
+def as_typed(value: Any) -> str:
+    """A value as one would type it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_typed, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def age(started: Any, now: datetime) -> float | None:
+    """Seconds since a run began, as its record dates that; None where it doesn't."""
+    try:
+        return (now - datetime.fromisoformat(started)).total_seconds()
+    except (TypeError, ValueError):
+        return None
+
+
+def _begins(held: Any, typed: str) -> bool:
+    return isinstance(held, str) and held.startswith(typed)
+
+
+def _is_decimal(typed: str) -> bool:
+    try:
+        float(typed)
+    except ValueError:
+        return False
+    return True
+
+
+def _alternatives(value: str) -> tuple[str, ...]:
+    """Values separated by commas outside of brackets."""
+    return tuple(part.strip() for part in re.split(r",(?![^\[]*\])", value))

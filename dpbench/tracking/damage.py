@@ -1,0 +1,49 @@
+"""Telling whether the record of a run has to be made again, and keeping aside what can't be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpbench.tracking.reading import Recorded
+
+QUARANTINE = "quarantine"
+# Files that every finished run has, besides status and summary, without which it is damaged.
+OF_FINISHED = ("config.yaml", "ledger.json", "provenance.json", "metrics.jsonl")
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is wrong with the record of a run that calls itself finished, in words; None for nothing.
+
+    Of one that does not, only status and summary must be readable: it is run again in any case.
+    """
+    record = Recorded.read(folder)
+    if not record.finished:
+        return record.damage
+    missing = [f"{name} is missing" for name in OF_FINISHED if not (folder / name).exists()]
+    record.complete()
+    return record.damage or "; ".join(missing) or _cut_short(record)
+
+
+def _cut_short(record: Recorded) -> str | None:
+    """Whole lines may be missing; the last step of a run is always evaluated."""
+    last = record.metrics[-1].get("step") if record.metrics else None
+    return None if last == record.summary.get("steps") else "metrics.jsonl ends before the run did"
+
+
+def set_aside(path: Path, results_dir: Path) -> Path:
+    """Move a record, or what lies beside one, to <results_dir>/quarantine in one step; what is there already stays.
+
+    Returns:
+        Where it is now.
+
+    Raises:
+        OSError: it can't be moved.
+    """
+    below = path.relative_to(results_dir / "runs")
+    target = results_dir / QUARANTINE / below
+    target.parent.mkdir(parents=True, exist_ok=True)
+    attempt = 1
+    while target.exists():
+        attempt += 1
+        target = results_dir / QUARANTINE / below.with_name(f"{below.name}.{attempt}")
+    return path.rename(target)

@@ -1,0 +1,140 @@
+"""What each file of a record looks like, so that valid JSON of another shape is told from a record.
+
+A shape takes a value and says what is wrong with it, in words such as "eps: expected a number"; None where nothing is.
+Entries that a shape does not name may be anything: records of other versions of this code have others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Shape = Callable[[Any], str | None]
+
+# How records write numbers that JSON has none for.
+NOT_FINITE = ("inf", "-inf", "nan")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or the word for one that JSON can't hold."""
+    if isinstance(value, str):
+        return value in NOT_FINITE
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def of(check: Callable[[Any], bool], expected: str) -> Shape:
+    """A value that passes a check."""
+    return lambda value: None if check(value) else f"expected {expected}"
+
+
+def maybe(shape: Shape) -> Shape:
+    """A value of this shape, or null."""
+    return lambda value: None if value is None else shape(value)
+
+
+def list_of(shape: Shape) -> Shape:
+    """A list of such values."""
+
+    def complaint(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return "expected a list"
+        return _first(("item " + str(place), shape(item)) for place, item in enumerate(value, 1))
+
+    return complaint
+
+
+def entries(shapes: Mapping[str, Shape], required: tuple[str, ...] = (), others: Shape | None = None) -> Shape:
+    """An object whose entries have shapes by their names.
+
+    Args:
+        shapes: of entries that may be there.
+        required: those that must be.
+        others: of entries that `shapes` doesn't name; None for any.
+    """
+
+    def complaint(value: Any) -> str | None:
+        if not isinstance(value, dict):
+            return "expected an object"
+        for name in required:
+            if name not in value:
+                return f"{name} is missing"
+        found = ((str(name), shapes.get(name, others), item) for name, item in value.items())
+        return _first((name, shape(item)) for name, shape, item in found if shape is not None)
+
+    return complaint
+
+
+def _first(complaints: Any) -> str | None:
+    return next((f"{name}: {complaint}" for name, complaint in complaints if complaint is not None), None)
+
+
+NUMBER = of(is_number, "a number")
+WHOLE = of(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
+WORD = of(lambda value: isinstance(value, str), "a text")
+SWITCH = of(lambda value: isinstance(value, bool), "true or false")
+OBJECT = entries({})
+
+# What claims may be about, besides accuracy: each a number of a run's end, or of an evaluation.
+SCORES = ("test_loss", "bleu", "rouge_l", "meteor", "meteor_without_synonyms", "nist", "cider", "perplexity")
+_NUMBERS = (*SCORES, "eps", "target_eps", "published_eps", "delta", "noise_multiplier", "sampling_rate")
+
+
+def status(words: tuple[str, ...]) -> Shape:
+    """Of status.json, whose status is one of these words."""
+    word = of(lambda value: value in words, f"one of {', '.join(words)}")
+    return entries({"status": word, "reason": maybe(WORD), "traceback": maybe(WORD)}, required=("status",))
+
+
+def summary(*, finished: bool) -> Shape:
+    """Of summary.json; a finished run has an accuracy."""
+    number = NUMBER if finished else maybe(NUMBER)
+    accuracy = entries({"final": number, "best": maybe(NUMBER), "best_step": maybe(NUMBER)}, required=("final",))
+    return entries(
+        {
+            **dict.fromkeys(_NUMBERS, maybe(NUMBER)),
+            "test_accuracy": accuracy,
+            "test_accuracy_by_class": maybe(list_of(maybe(NUMBER))),
+            "steps": WHOLE,
+            "seed": WHOLE,
+            "private": SWITCH,
+            "clipped": SWITCH,
+        },
+        required=("test_accuracy",) if finished else (),
+    )
+
+
+_PART = entries({"name": WORD, "noise_multiplier": NUMBER}, required=("name", "noise_multiplier"))
+_RELEASES = {"sampling_rate": NUMBER, "noise_multiplier": NUMBER, "count": WHOLE, "beside": list_of(_PART)}
+LEDGER = entries(
+    {
+        **dict.fromkeys(("eps", "target_eps", "published_eps", "delta"), maybe(NUMBER)),
+        "planned": WHOLE,
+        "releases": list_of(entries(_RELEASES, required=tuple(_RELEASES))),
+    },
+    required=("releases",),
+)
+PROVENANCE = entries(
+    {
+        **dict.fromkeys(("started", "commit", "device", "python", "platform", "cuda"), maybe(WORD)),
+        "dirty": maybe(SWITCH),
+        "versions": maybe(entries({}, others=maybe(WORD))),
+        "wall_seconds": maybe(NUMBER),
+        "seeds_at_once": WHOLE,
+    }
+)
+_MEASURED = (*SCORES, "train_loss", "test_accuracy", "eps", "lr", "seconds")
+EVALUATION = entries({**dict.fromkeys(_MEASURED, maybe(NUMBER)), "step": WHOLE, "epoch": NUMBER})
+_STAGES = (
+    *("query", "clip", "threshold", "noise", "filter", "optim", "schedule", "averaging", "model"),
+    *("augmentation", "privacy", "evaluation", "data", "tracker", "algo"),
+)
+SETTINGS = entries(
+    {
+        **dict.fromkeys(_STAGES, OBJECT),
+        "dataset": entries({"name": WORD, "train_size": WHOLE}),
+        "choices": entries({}, others=WORD),
+        "overrides": list_of(WORD),
+        "eps": NUMBER,
+        "seed": WHOLE,
+    }
+)

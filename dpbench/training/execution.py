@@ -1,0 +1,357 @@
+"""One run, from its configuration to its record."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from dpbench.config import Job, config_hash, resolved
+from dpbench.data import Splits
+from dpbench.errors import UserError
+from dpbench.gradients.verify import out_of_memory
+from dpbench.privacy import Ledger
+from dpbench.spectra import GradientRecorder
+from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
+from dpbench.tracking.lock import LockLostError
+from dpbench.tracking.provenance import gone_on, provenance
+from dpbench.tracking.record import RecordError, jsonable, read_json
+from dpbench.training.assemble import Assembly, assemble
+from dpbench.training.budget import Budget, budget, in_words, open_ledger
+from dpbench.training.checkpoint import FILES
+from dpbench.training.devices import choose_device, describe, prepare_device
+from dpbench.training.display import Display
+from dpbench.training.distributed import current_team
+from dpbench.training.following import about, join
+from dpbench.training.interruption import Occasions, StoppedError
+from dpbench.training.keeping import Found, Keeper, final_weights
+from dpbench.training.leases import device_of_this_process
+from dpbench.training.lockstep import Steps
+from dpbench.training.loop import DivergedError, Metrics, Progress, train
+from dpbench.training.resume import Training
+
+# Ways in which a run ends for good.
+ENDED = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
+
+
+def record_of(job: Job) -> RunRecord:
+    """The record of a job's run, whether it exists or not."""
+    return RunRecord(Path(job.config.results_dir), config_hash(job.config), job.config.seed)
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """What config.yaml holds."""
+    config = {**resolved(job.config), "choices": job.choices, "overrides": list(job.overrides)}
+    return {key: jsonable(value) for key, value in config.items()}
+
+
+def in_a_sentence(error: Exception) -> str:
+    """Why a run failed, on one line, however many the error has."""
+    said = " ".join(str(error).split())
+    if isinstance(error, RecordError):
+        return said
+    if out_of_memory(error):
+        return f"memory ran out ({said}); choose a smaller model or micro_batch, or a device with more memory"
+    return f"{type(error).__name__}: {said}"
+
+
+class Prepared(NamedTuple):
+    """Everything that training needs.
+
+    Attributes:
+        training: the run, at its beginning or where it goes on.
+        splits: data.
+        spends: the budget.
+        origin: what provenance.json holds.
+        found: in the checkpoint that it goes on from; None at its beginning.
+    """
+
+    training: Training
+    splits: Splits
+    spends: Budget
+    origin: dict[str, Any]
+    found: Found | None
+
+
+class Execution:
+    """The state of one run while it is carried out."""
+
+    prepared: Prepared
+
+    def __init__(self, job: Job, record: RunRecord, console: Console) -> None:
+        self.config = job.config
+        self.job = job
+        self.record = record
+        self.console = console
+        self.team = current_team()
+        self.keeper = Keeper(job.config, record, console.print)
+
+    def may_begin(self) -> bool:
+        """Whether there is something to run and this process now holds the lock on it; says so where not."""
+        if not self.job.config.force and self.record.finished():
+            self.console.print(f"  finished already: {self.record.folder} (force=true runs it again)")
+        elif not self.record.lock.acquire():
+            self.console.print("  another process is at this run")
+        elif not self.job.config.force and self.record.finished():  # by the one that held the lock until now
+            self.record.lock.release()
+            self.console.print(f"  finished by another process: {self.record.folder}")
+        else:
+            return True
+        return False
+
+    def clear_damage(self) -> bool:
+        """Keep a damaged record aside, so that this run takes its place; whether that went well."""
+        damage = self.record.damage()
+        if damage is None:
+            return True
+        try:
+            aside = self.record.set_aside()
+        except RecordError as error:
+            self._unrecorded(str(error))
+            return False
+        said = f"  its record is damaged ({damage}): kept in {aside}, and the run is run again"
+        self.console.print(said, style="yellow")
+        return True
+
+    def prepare(self, splits: Splits | None) -> bool:
+        """Make everything that training needs; whether that went well. Bad input leaves no record.
+
+        Args:
+            splits: data, if they are not to be loaded.
+        """
+        try:
+            try:
+                self.prepared = self._prepare(splits)
+            except UserError as error:
+                self.record.refuse(str(error))
+            except Exception as error:  # while it was prepared; what happens in training is recorded there
+                self.record.start(settings_of(self.job), {}, keep=self._kept)
+                self.record.set_status(Status.FAILED, in_a_sentence(error), traceback.format_exc())
+            else:
+                return True
+        except RecordError as error:
+            self._unrecorded(str(error))
+        return False
+
+    def _unrecorded(self, why: str) -> None:
+        """Tell of a failure that no record can tell of."""
+        self.console.print(f"  {why}", style="red")
+        self.record.keep_untold(why)
+
+    def _prepare(self, splits: Splits | None) -> Prepared:
+        config = self.config
+        device = (
+            device_of_this_process(config.device) if self._alone else self.team.device(choose_device(config.device))
+        )
+        prepare_device(device)
+        spends = budget(config)
+
+        def assembled(multiplier: float | None) -> tuple[Assembly, Ledger]:
+            multiplier = spends.noise_multiplier if multiplier is None else multiplier
+            ledger = open_ledger(config, multiplier, spends.published_eps)
+            return assemble(config, device, multiplier, ledger), ledger
+
+        unused = [assembled(None)]  # before any data are read
+        if splits is None:
+            splits = self.team.shares(self._load().to(device))
+            processes = "" if self._alone else f", {self.team.size} processes"
+            self.console.print(f"  {in_words(config, spends)}; {describe(device)}{processes}")
+
+        def begin(multiplier: float | None) -> Training:
+            parts, ledger = unused.pop() if unused else assembled(multiplier)
+            join(self.team, parts, config)
+            return Training(parts, ledger, Progress.start(config, splits, self.team), [])
+
+        # Several processes keep no checkpoints: each would have to go on from the same one.
+        training, found = self.keeper.resume(begin) if self._alone else (begin(None), None)
+        origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
+        if found is not None:
+            first = read_json(self.record.folder / "provenance.json")
+            first.pop("wall_seconds", None)
+            origin = gone_on(first, training.parts.step.steps, origin)
+        return Prepared(training, splits, spends, origin, found)
+
+    def _load(self) -> Splits:
+        data = self.config.data
+        try:
+            return self.config.dataset.load(Path(data.root), download=data.download)
+        except OSError as error:  # no permission, no such device, a name longer than a file system takes
+            why = f"can't be read ({error.strerror or error})"
+            raise UserError(why, field="data.root", value=data.root) from error
+
+    def carry_out(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
+        """Train, see `train`; says so, and leaves the record alone, where another process has taken the run over."""
+        try:
+            return (yield from self.train(display, occasions, seeds_at_once))
+        except LockLostError as error:
+            self.console.print(f"  stopped, nothing more is recorded: {error}", style="red")
+            return Status.FAILED
+
+    def train(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
+        """Train, and record how it ended, whatever happens; to be carried out by lockstep.py."""
+        training, splits, spends, origin, found = self.prepared
+        parts, ledger, earlier = training.parts, training.ledger, training.progress.seconds
+        origin = {**origin, "seeds_at_once": seeds_at_once}
+        logged = [metrics.as_dict() for metrics in training.metrics]
+        status, reason, trace = Status.FAILED, None, None
+        start = time.perf_counter()
+        tracker: Tracker | None = None
+        try:
+            self.record.start(settings_of(self.job), origin, metrics=logged, keep=self._kept)
+        except RecordError as error:
+            self._unrecorded(str(error))
+            return status
+        try:
+            if found is not None:
+                training.load_global_streams(found.streams)
+            tracker = self._tracker(found, logged)
+            if not self._alone:
+                self.team.in_turn(lambda: None)  # the others read their data now
+                origin["ranks"] = self.team.gather(about(parts))
+                start = time.perf_counter()
+            yield from self._steps(training, splits, tracker, display, occasions)
+            if self.config.keep_model:
+                self.record.write_bytes("model.safetensors", final_weights(parts))
+            status = Status.FINISHED if ledger.complete() else Status.INVALID
+            reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
+        except KeyboardInterrupt:
+            status, reason = Status.INTERRUPTED, "by the user"
+            raise
+        except StoppedError as stopped:
+            status, reason = Status.INTERRUPTED, str(stopped)
+        except SystemExit:  # raised where a signal came, as by submitit before it queues a job again
+            status, reason = Status.INTERRUPTED, "its process was told to end"
+            raise
+        except DivergedError as error:
+            status, reason = Status.DIVERGED, str(error)
+        except Exception as error:
+            reason, trace = in_a_sentence(error), traceback.format_exc()
+        finally:
+            summary: dict[str, Any] = {}
+            try:
+                summary = self._summary(training, spends)
+                self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
+                self.record.write("summary.json", summary)
+                if isinstance(parts.step.recorder, GradientRecorder):
+                    self.record.write_bytes("gradients.npz", parts.step.recorder.archive())
+                wall = round(earlier + time.perf_counter() - start, 3)
+                self.record.write("provenance.json", {**origin, "wall_seconds": wall})
+            except LockLostError:
+                raise
+            except Exception as error:  # a run is finished if all that its record consists of is written
+                reason = reason or in_a_sentence(error)
+                status = status if status == Status.INTERRUPTED else Status.FAILED
+            status = self._set_status(status, reason, trace)
+            if status in ENDED:
+                self.keeper.remove()
+            if tracker is not None:
+                tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
+        return status
+
+    @property
+    def _alone(self) -> bool:
+        """Whether this process is the only one that trains the run."""
+        return self.team.size == 1
+
+    @property
+    def _kept(self) -> Sequence[str]:
+        """Patterns of the files that outlast an attempt: another one may go on from them."""
+        return () if self.config.force else (FILES, "provenance.json")
+
+    def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
+        """Record how the run ended, the last thing written of it; the status that it has by that."""
+        try:
+            self.record.set_status(status, reason, trace)
+        except RecordError as error:
+            self._unrecorded(reason or str(error))
+            return Status.FAILED
+        return status
+
+    def _tracker(self, found: Found | None, logged: Sequence[dict[str, float]]) -> Tracker:
+        config = self.config
+        return open_tracker(
+            config.tracker,
+            Path(config.results_dir),
+            name=self.job.name,
+            config={**settings_of(self.job), "hash": self.record.folder.parent.name},
+            tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
+            say=self.console.print,
+            resumed=None if found is None else found.tracker,
+            logged=logged,
+        )
+
+    def _steps(
+        self,
+        training: Training,
+        splits: Splits,
+        tracker: Tracker,
+        display: Display,
+        occasions: Occasions,
+    ) -> Steps[None]:
+        parts, ledger, progress, _ = training
+
+        def on_step(step: int) -> None:
+            if self.record.lock.lost:
+                self.record.lock.check()
+            display.step(step)
+            occasion = occasions.after(step)
+            if self._alone and (occasion.write or self.keeper.wanted(step)):
+                occasions.written(self.keeper.write(training, step, tracker.id))
+            if occasion.stop is not None:
+                raise StoppedError(occasion.stop)
+
+        def on_evaluation(metrics: Metrics) -> None:
+            training.metrics.append(metrics)
+            self.record.append_metrics(metrics.as_dict())
+            self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
+            tracker.log(metrics.as_dict(), metrics.step)
+            display.evaluation(metrics)
+
+        with display.watching():
+            yield from train(
+                self.config,
+                parts,
+                splits,
+                ledger,
+                team=self.team,
+                on_step=on_step,
+                on_evaluation=on_evaluation,
+                progress=progress,
+            )
+
+    def _summary(self, training: Training, spends: Budget) -> dict[str, Any]:
+        """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
+        config, ledger = self.config, training.ledger
+        last = training.metrics[-1] if training.metrics else None
+        best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
+        return {
+            "test_accuracy": {
+                "final": last.test_accuracy if last else None,
+                "best": best.test_accuracy if best else None,
+                "best_step": best.step if best else None,
+            },
+            "test_accuracy_by_class": last.class_accuracy if last else None,
+            "test_loss": last.test_loss if last else None,
+            **(last.more if last else {}),
+            "eps": ledger.epsilon(),
+            "target_eps": config.eps,
+            "delta": config.delta_value,
+            "private": math.isfinite(config.eps) and config.uncertified is None,
+            "clipped": math.isfinite(config.clip.sensitivity(1.0)),
+            "accountant": ledger.accountant,
+            "sampler": config.privacy.sampler,
+            "published_eps": ledger.published_eps,
+            "search_eps": spends.search[1] if spends.search is not None else None,
+            "noise_multiplier": training.parts.step.noise_multiplier,
+            "steps": len(ledger),
+            "sampling_rate": config.sampling_rate,
+            "algorithm": config.algo["name"],
+            "dataset": config.dataset.name,
+            "model": config.model.name,
+            "seed": config.seed,
+        }

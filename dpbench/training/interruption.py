@@ -1,0 +1,123 @@
+"""Ending early, and when to write checkpoints: after a step, where every run stands between two of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from dpbench.config.schema import CheckpointTimes
+
+# Checkpoints take at most this share of the time, however long one takes.
+LARGEST_SHARE = 0.02
+NOTICE = b"\ninterrupted: ends after this step, with a checkpoint; once more ends at once\n"
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
+
+
+def exit_code(interruption: KeyboardInterrupt) -> int:
+    """What shells say of a process that a signal ended."""
+    return 128 + (signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT)
+
+
+class StoppedError(Exception):
+    """A run ends early, between two steps."""
+
+
+class Interruption:
+    """While it is entered, SIGTERM and the first SIGINT are noted, for runs to end after the step under way.
+
+    A second SIGINT is raised at once, as ever. Signals belong to the main thread: in others nothing changes, nor where
+    one is ignored. What handled them before does so again afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._noted: type[KeyboardInterrupt] | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for which in (signal.SIGTERM, signal.SIGINT):
+                if signal.getsignal(which) is not signal.SIG_IGN:
+                    self._before[which] = signal.signal(which, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            self._noted = self._noted or Terminated
+        elif self._noted is not None:
+            raise KeyboardInterrupt
+        else:
+            self._noted = KeyboardInterrupt
+            os.write(2, NOTICE)  # print may not be called here
+
+    @property
+    def reason(self) -> str | None:
+        """Why runs are to end, in words; None while they are not."""
+        if self._noted is None:
+            return None
+        return "by SIGTERM" if self._noted is Terminated else "by the user"
+
+    def raise_noted(self) -> None:
+        """Raise KeyboardInterrupt, or Terminated, if one was noted; once all runs have ended."""
+        if self._noted is not None:
+            raise self._noted
+
+
+class Occasion(NamedTuple):
+    """What to do after a step.
+
+    Attributes:
+        write: a checkpoint.
+        stop: why to end; None to go on.
+    """
+
+    write: bool
+    stop: str | None
+
+
+class Occasions:
+    """Decides after each step what runs that go in step do, and decides it once for all of them.
+
+    So they write checkpoints of the same steps, and end at the same one. Time is the monotonic clock's.
+    """
+
+    def __init__(self, times: CheckpointTimes, interruption: Interruption) -> None:
+        self._times = times
+        self._interruption = interruption
+        self._last = time.monotonic()
+        self._cost = 0.0
+        self._decided = -1
+        self._occasion = Occasion(False, None)
+
+    def after(self, step: int) -> Occasion:
+        """What to do when so many steps are taken."""
+        if step != self._decided:
+            stop = self._interruption.reason
+            self._decided, self._occasion = step, Occasion(stop is not None or self._due(step), stop)
+            self._cost = 0.0 if self._occasion.write else self._cost
+        return self._occasion
+
+    def _due(self, step: int) -> bool:
+        seconds, steps = self._times.every_seconds, self._times.every_steps
+        if steps is not None and step % steps == 0:
+            return True
+        waited = time.monotonic() - self._last
+        return seconds is not None and waited >= max(seconds, self._cost / LARGEST_SHARE)
+
+    def written(self, seconds: float) -> None:
+        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not."""
+        self._cost += seconds
+        self._last = time.monotonic()

@@ -1,0 +1,172 @@
+"""Keeping a run: its checkpoints while it is under way, and its weights when it has ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from dpbench.config import RunConfig
+from dpbench.errors import UserError
+from dpbench.stage import State
+from dpbench.tracking import RunRecord
+from dpbench.training.assemble import Assembly
+from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.loop import evaluated_after
+from dpbench.training.resume import GLOBAL, MisfitError, Training
+
+# Multipliers are solved for, and differ between machines in their last digits; the ledger has the one of the run.
+SAME_MULTIPLIER = 1e-9
+CONTENT = {"run", "device", "noise_multiplier", "micro_batch", "tracker", "training"}
+
+
+class Found(NamedTuple):
+    """What a run needs of its checkpoint once its parts have theirs.
+
+    Attributes:
+        tracker: id of its W&B run; None where nothing was tracked.
+        streams: state of torch's global generators.
+    """
+
+    tracker: str | None
+    streams: Any
+
+
+class Keeper:
+    """Writes the checkpoints of one run, and finds the one that it goes on from.
+
+    A checkpoint has the states of all parts (`Training`), which run it is of, and what that run has taken over from
+    this machine.
+    """
+
+    def __init__(self, config: RunConfig, record: RunRecord, say: Callable[[str], object]) -> None:
+        """Set up.
+
+        Args:
+            config: of the run.
+            record: of the run.
+            say: told in one line of what could not be written or read.
+        """
+        self._config = config
+        self._record = record
+        self._say = say
+        self._secure = config.privacy.secure_noise
+
+    def wanted(self, step: int) -> bool:
+        """Whether this step needs a checkpoint at any rate: one before each publication of what can't be repeated."""
+        return self._secure and evaluated_after(self._config, step)
+
+    def write(self, training: Training, step: int, tracker: str | None) -> float:
+        """Write a checkpoint of a run that has taken so many steps, or say why it can't be; returns the seconds.
+
+        Args:
+            training: the run.
+            step: steps taken.
+            tracker: id of its W&B run.
+        """
+        start = time.monotonic()
+        private = training.parts.step
+        content = {
+            "run": self._run,
+            "device": private.gradients.flat.vector.device.type,
+            "noise_multiplier": private.noise_multiplier,
+            "micro_batch": training.parts.micro_batch,
+            "tracker": tracker,
+        }
+        try:
+            Checkpoints(self._record.working).write(step, {**content, "training": training.state_dict()})
+        except (OSError, TypeError, MemoryError, torch.OutOfMemoryError) as error:
+            self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
+        return time.monotonic() - start
+
+    @property
+    def _run(self) -> str:
+        return str(self._record.folder.relative_to(self._record.folder.parents[1]))
+
+    def resume(self, begin: Callable[[float | None], Training]) -> tuple[Training, Found | None]:
+        """The run as its newest checkpoint of use has it, and what else is in that; or from the beginning, and None.
+
+        Checkpoints that are of no use are set aside.
+
+        Args:
+            begin: makes a run that has taken no step, with this noise multiplier instead of its own.
+
+        Raises:
+            UserError: the run could go on elsewhere, or would spend more than its eps.
+        """
+        training = begin(None)
+        if self._config.force:
+            return training, None
+        checkpoints = Checkpoints(self._record.folder)
+        for step in checkpoints.steps():
+            try:
+                content = checkpoints.read(step, training.parts.step.gradients.flat.vector.device)
+                training = self._gone_on(training, begin, content)
+            except (DamagedError, MisfitError) as error:
+                aside = checkpoints.set_aside(step)
+                why = " ".join(str(error).split())
+                self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
+                training = begin(None)
+                continue
+            self._refuse_to_repeat(step)
+            self._say(f"  goes on after step {step} of {self._config.steps}")
+            return training, Found(content["tracker"], content["training"][GLOBAL])
+        self._refuse_to_repeat(0)
+        return training, None
+
+    def _gone_on(self, training: Training, begin: Callable[[float | None], Training], content: State) -> Training:
+        if content.keys() != CONTENT:
+            raise MisfitError(f"does not fit this code: other contents ({', '.join(sorted(content.keys() ^ CONTENT))})")
+        if content["run"] != self._run:
+            raise MisfitError(f"is of another run, {content['run']}")
+        device = training.parts.step.gradients.flat.vector.device.type
+        if content["device"] != device:
+            raise UserError(
+                f"this run was begun on {content['device']}, where it can go on; force=true starts it anew",
+                field="device",
+                value=self._config.device,
+            )
+        multiplier, own = content["noise_multiplier"], training.parts.step.noise_multiplier
+        if not math.isclose(multiplier, own, rel_tol=SAME_MULTIPLIER):
+            raise MisfitError(f"is of noise multiplier {multiplier:g}, not {own:g}")
+        if multiplier != own:
+            training = begin(multiplier)
+        training.load_state_dict(content["training"])
+        if self._config.micro_batch is None:
+            training.parts.micro_batch = content["micro_batch"]
+        return training
+
+    def _refuse_to_repeat(self, step: int) -> None:
+        """See resume.py: with secure noise, steps behind which something was published are not taken again."""
+        if self._secure and (published := self._published()) > step:
+            raise UserError(
+                f"metrics of step {published} are published, and without a checkpoint of it the steps after step "
+                f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
+                "whose eps adds to that of this one",
+                field="privacy.secure_noise",
+                value=True,
+            )
+
+    def _published(self) -> int:
+        try:
+            lines = (self._record.folder / "metrics.jsonl").read_text().splitlines()
+            return max((int(json.loads(line)["step"]) for line in lines), default=0)
+        except FileNotFoundError:
+            return 0
+
+    def remove(self) -> None:
+        """Remove all checkpoints, for the run has ended."""
+        Checkpoints(self._record.working).remove()
+
+
+def final_weights(parts: Assembly) -> bytes:
+    """The weights that the last evaluation was of, as a safetensors file."""
+    from safetensors.torch import save  # takes a while, which most commands have no use for
+
+    with parts.step.gradients.flat.at(parts.averaging.average(parts.step.gradients.flat.vector)):
+        # Copies: parameters are views of one vector, and layers may share them.
+        return save({name: tensor.detach().clone().contiguous() for name, tensor in parts.model.state_dict().items()})

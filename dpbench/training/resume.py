@@ -1,0 +1,198 @@
+"""What a run remembers, as one state to be kept in a checkpoint, and a run that goes on from such a state.
+
+A run that goes on is the run that was never stopped, bit for bit on the same kind of device. Steps that were taken
+after the checkpoint are taken again, and are no second use of the data: samples and noise come from seeded generators,
+which are in the state, so that each such step makes the release that it made before, and the ledger goes on with the
+releases up to the checkpoint. A step enters its release before it uses it, and nothing of a step leaves the process
+before the next evaluation; so one that was broken off half-way has released nothing.
+
+With `privacy.secure_noise` noise can't be drawn again, by design. A step that is taken again is then a release of its
+own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk before each
+evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing was
+published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.privacy import Ledger
+from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.spectra import GradientRecorder
+from dpbench.stage import State
+from dpbench.training.assemble import Assembly
+from dpbench.training.loop import Metrics, Progress
+
+# torch's global generators, which layers such as dropout draw from: set where training begins, as others use them too.
+GLOBAL = "stream of the model"
+
+
+class MisfitError(Exception):
+    """A state is not one of this run and this code; in words that go on from "the checkpoint of step 12"."""
+
+
+class Remembers(Protocol):
+    """A part of a run that has a state."""
+
+    def state_dict(self) -> Any:
+        """Everything that it remembers, as tensors and plain values."""
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a state that `state_dict` returned."""
+
+
+class Training(NamedTuple):
+    """A run, as far as it changes from step to step.
+
+    Attributes:
+        parts: model, private step and average.
+        ledger: of the step.
+        progress: of the loop.
+        metrics: of all evaluations so far.
+    """
+
+    parts: Assembly
+    ledger: Ledger
+    progress: Progress
+    metrics: list[Metrics]
+
+    def remembering(self) -> dict[str, Remembers]:
+        """Every part that remembers anything, in the order in which they are to be loaded."""
+        step, progress = self.parts.step, self.progress
+        found: dict[str, Remembers] = {
+            "model": _Tensors(self.parts.model),
+            "step": step,
+            "averaging": self.parts.averaging,
+            "sampler": progress.sampler,
+            "loop": progress,
+            "metrics": _MetricsSoFar(self.metrics),
+            "ledger": _LedgerSoFar(self.ledger, self.metrics),
+            "stream of samples": _Stream(progress.draws),
+            "stream of augmentation": _Stream(progress.augmenting),
+            GLOBAL: _GlobalStreams(self.parts.step.gradients.flat.vector.device),
+        }
+        for name, source in (("noise", step.noise_source), ("side noise", step.side_source)):
+            if isinstance(source, SeededGaussian):
+                found[f"stream of {name}"] = _Stream(source.generator)
+        if isinstance(step.recorder, GradientRecorder):
+            found["recorder"] = step.recorder
+        return found
+
+    def state_dict(self) -> State:
+        """The states of all parts."""
+        return {name: part.state_dict() for name, part in self.remembering().items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned, but for torch's global generators.
+
+        Raises:
+            MisfitError: it is of other code. What was loaded so far stays, so the run is of no use any more.
+        """
+        parts = self.remembering()
+        if state.keys() != parts.keys():
+            raise MisfitError(f"does not fit this code: other parts ({', '.join(sorted(state.keys() ^ parts.keys()))})")
+        for name, part in parts.items():
+            if name == GLOBAL:
+                continue
+            try:
+                part.load_state_dict(state[name])
+            except Exception as error:  # of any kind: the state may be of other code
+                raise MisfitError(f"does not fit this code, {name}: {type(error).__name__}: {error}") from error
+            if not _equal(part.state_dict(), state[name]):
+                raise MisfitError(f"does not fit this code, {name}: not all of it is taken up")
+
+    def load_global_streams(self, state: list[Tensor]) -> None:
+        """Let torch's global generators go on where they were."""
+        _GlobalStreams(self.parts.step.gradients.flat.vector.device).load_state_dict(state)
+
+
+class _Tensors:
+    """Parameters and buffers of a model, by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def state_dict(self) -> State:
+        return {name: tensor.detach() for name, tensor in self._named.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: State) -> None:
+        for name, tensor in self._named.items():
+            if state[name].shape != tensor.shape:
+                raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}")
+            tensor.copy_(state[name])
+
+
+class _Stream:
+    """A generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> Tensor:
+        return self._generator.get_state()
+
+    def load_state_dict(self, state: Tensor) -> None:
+        self._generator.set_state(state)
+
+
+class _GlobalStreams:
+    """torch's generators of the CPU and, if there is one, the run's GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state_dict(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
+
+    def load_state_dict(self, state: list[Tensor]) -> None:
+        torch.set_rng_state(state[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state[1], self._device)
+
+
+class _MetricsSoFar:
+    """A list of metrics, which is filled in place."""
+
+    def __init__(self, metrics: list[Metrics]) -> None:
+        self._metrics = metrics
+
+    def state_dict(self) -> list[State]:
+        return [asdict(metrics) for metrics in self._metrics]
+
+    def load_state_dict(self, state: list[State]) -> None:
+        self._metrics[:] = [Metrics(**numbers) for numbers in state]
+
+
+class _LedgerSoFar:
+    """A ledger that was asked for eps at each evaluation."""
+
+    def __init__(self, ledger: Ledger, metrics: list[Metrics]) -> None:
+        self._ledger, self._metrics = ledger, metrics
+
+    def state_dict(self) -> State:
+        return self._ledger.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._ledger.load_state_dict(state, asked=[metrics.step for metrics in self._metrics])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two nested states are the same, NaN being equal to itself."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.equal(_bits(one), _bits(other.to(one.device)))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() > 0 else tensor.reshape(1).view(torch.uint8)

@@ -1,0 +1,112 @@
+"""Runs that are stopped and go on, in this process, and what is to be the same in the end."""
+
+import json
+import os
+import signal
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli import raise_after, read, status
+from helpers import composed
+from rich.console import Console
+from torch import nn
+
+from dpbench.config import Job, RunConfig
+from dpbench.config.schema import CheckpointTimes
+from dpbench.data import Dataset
+from dpbench.models import MLP
+from dpbench.step import PrivateStep
+from dpbench.training.execute import execute
+from dpbench.training.execution import record_of
+
+# Ten steps, evaluated after 3, 6, 9 and 10 of them.
+STEPS = 10
+TINY = (
+    "device=cpu",
+    "tracker=disabled",
+    "model=linear",
+    "batch_size=144",
+    "epochs=1",
+    "eps=1000",
+    "privacy.noise_multiplier=1",
+    "evaluation.every_steps=3",
+    "record_coordinates=5",
+)
+SPLITS = composed().dataset.load(Path("nowhere"), download=False)
+SPLITS.test.images, SPLITS.test.labels = SPLITS.test.images[:100], SPLITS.test.labels[:100]
+
+
+@dataclass
+class DropoutMLP(MLP):
+    """Draws from torch's global generator in every step."""
+
+    def build(self, data: Dataset) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 10))
+
+
+def tiny(*overrides: str, **settings: Any) -> RunConfig:
+    """A small run; what several runs have in common is composed once."""
+    return replace(composed(*TINY, *overrides), keep_model=True, **settings)
+
+
+def carried_out(
+    config: RunConfig, results: Path, seeds: tuple[int, ...] = (0,), **settings: Any
+) -> tuple[list[Path], str]:
+    """The folders of these runs, carried out as far as they go, and what was said of them."""
+    said = StringIO()
+    jobs = [Job((), replace(config, results_dir=str(results), seed=seed, **settings), {}) for seed in seeds]
+    execute(jobs, Console(file=said, width=300), SPLITS)
+    return [record_of(job).folder for job in jobs], said.getvalue()
+
+
+def stopped(config: RunConfig, results: Path, step: int, every: int | None = 2) -> Path:
+    """The folder of a run that fails after so many steps, with a checkpoint after every second one."""
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, step, RuntimeError("stopped"))
+        (folder,), said = carried_out(config, results, checkpoint=CheckpointTimes(every_steps=every))
+    again = folder.with_name("0.rerun")
+    folder = again if again.exists() else folder
+    assert read(folder, "status.json")["reason"] == "RuntimeError: stopped", said
+    return folder
+
+
+def signalled(patch: pytest.MonkeyPatch, after: int, *signals: signal.Signals) -> None:
+    """Let the process get signals within the step that follows so many."""
+    original = PrivateStep.request
+
+    def request(self: PrivateStep, *arguments: Any) -> Any:
+        if self.steps == after:
+            for each in signals:
+                os.kill(os.getpid(), each)
+        return original(self, *arguments)
+
+    patch.setattr(PrivateStep, "request", request)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Everything in a record that is no time, place or provenance; the weights bit for bit."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    names = ("status.json", "ledger.json", "summary.json", "model.safetensors", "gradients.npz")
+    return {"metrics": lines, **{name: (folder / name).read_bytes() for name in names if (folder / name).exists()}}
+
+
+def whole(config: RunConfig, results: Path, **settings: Any) -> dict[str, Any]:
+    """What comes of a run that is never stopped."""
+    (folder,), said = carried_out(config, results / "whole", **settings)
+    assert status(folder) == "finished", said
+    found = outcome(folder)
+    assert {"model.safetensors", "gradients.npz"} < found.keys()
+    return found
+
+
+def resumed_at(folder: Path) -> list[int]:
+    return [part["step"] for part in read(folder, "provenance.json").get("resumed", [])]
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*checkpoint*"))

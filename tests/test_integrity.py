@@ -1,0 +1,310 @@
+"""Checking records, moving what is wrong away, and that a record of a wrong shape stops no other command."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from cli import only_record, read, records, run, status
+from made_up_papers import SEARCH, TABLE, loaded
+from made_up_papers import record as made_up
+from results_command import age_by, change, results
+
+from dpbench.claims import Artefact, Evidence
+from dpbench.config import RunConfig, compose_each
+from dpbench.report import build_grid, write_output
+from dpbench.report.run_records import read_runs
+from dpbench.report.runs import Runs
+from dpbench.reproduction.hashes import Hashes
+from dpbench.reproduction.index import RecordIndex
+from dpbench.reproduction.plan import Planner
+from dpbench.reproduction.standing import State
+from dpbench.tracking.record import RunRecord
+from dpbench.tracking.status import Status
+
+
+@pytest.fixture
+def store(results_of_a_run) -> Path:
+    """The record of a finished run, as it was a day ago."""
+    age_by(results_of_a_run)
+    return results_of_a_run
+
+
+@pytest.fixture
+def record(store) -> Path:
+    return only_record(store)
+
+
+def edited(name: str, **entries):
+    return lambda record: change(record, name, lambda content: content | entries)
+
+
+def settings(**entries):
+    def apply(record: Path) -> None:
+        content = yaml.safe_load((record / "config.yaml").read_text()) | entries
+        (record / "config.yaml").write_text(yaml.safe_dump(content))
+
+    return apply
+
+
+def without_last_line(record: Path) -> None:
+    lines = (record / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (record / "metrics.jsonl").write_text("".join(lines[:-1]))
+
+
+def twice_the_last_line(record: Path) -> None:
+    lines = (record / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (record / "metrics.jsonl").write_text("".join([*lines, lines[-1]]))
+
+
+def missing(name: str):
+    return lambda record: (record / name).unlink()
+
+
+DAMAGE = [
+    (lambda record: (record / "summary.json").write_text("[]"), "summary.json: expected an object"),
+    (lambda record: (record / "ledger.json").write_text("{"), "ledger.json: is no JSON"),
+    (missing("status.json"), "status.json is missing"),
+    (missing("summary.json"), "summary.json: is missing"),
+    (missing("ledger.json"), "ledger.json is missing"),
+    (missing("config.yaml"), "config.yaml is missing"),
+    (missing("provenance.json"), "provenance.json is missing"),
+    (missing("metrics.jsonl"), "metrics.jsonl is missing"),
+    (without_last_line, "metrics.jsonl ends at step 2 of 3"),
+    (twice_the_last_line, "metrics.jsonl has steps that do not grow"),
+    (edited("summary.json", test_accuracy={"final": 0.25}), "summary.json has 0.25"),
+    (edited("summary.json", steps=2), "summary.json has 2 steps, ledger.json 3 releases"),
+    (edited("summary.json", eps=7.5), "summary.json has eps 7.5, ledger.json 7.99"),
+    (edited("summary.json", seed=1), "summary.json is of seed 1"),
+    (edited("ledger.json", eps=8.1), "ledger.json spends eps 8.1 of 8.0"),
+    (edited("ledger.json", planned=4), "status.json says finished, ledger.json has 3 of 4 releases"),
+    (settings(seed=1), "config.yaml is of seed 1"),
+    (settings(eps=4.0), "config.yaml is of the hash "),
+    (settings(dataset={}), "config.yaml has settings that no run can have"),
+]
+
+
+def test_whole_records_are_well(store):
+    outcome = results(store, "check")
+    assert (outcome.code, outcome.out) == (0, "1 records looked at: all is well\n")
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE)
+def test_what_is_wrong_with_a_record_is_said_in_a_line(store, record, damage, says):
+    damage(record)
+    age_by(store, 7200)
+    outcome = results(store, "check")
+    assert outcome.code == 1
+    (line, total) = outcome.out.splitlines()
+    assert line.startswith(f"runs/{record.parent.name}/0: ")
+    assert says in line
+    assert total == "1 records looked at: 1 things are wrong; quarantine=true moves it away"
+
+
+def test_an_eps_that_is_only_published_is_compared_with_its_own_target(store, record):
+    edited("ledger.json", eps=20.0, published_eps=7.9)(record)
+    edited("summary.json", eps=20.0)(record)
+    assert results(store, "check").code == 0
+    edited("ledger.json", published_eps=8.5)(record)
+    assert "ledger.json spends eps 8.5 of 8.0" in results(store, "check").out
+
+
+@pytest.mark.parametrize("word", ["failed", "interrupted", "diverged"])
+def test_runs_that_ended_early_are_well(store, record, word):
+    change(record, "status.json", lambda _: {"status": word})
+    without_last_line(record)
+    edited("summary.json", test_accuracy={"final": None, "best": None}, steps=2, eps=7.0)(record)
+    edited("ledger.json", eps=7.0)(record)
+    change(record, "ledger.json", lambda content: content["releases"][0].update(count=2))
+    assert results(store, "check").code == 0
+
+
+def test_what_is_quarantined_is_run_again(store, record):
+    (record / "summary.json").write_text("[]")
+    outcome = results(store, "check", "quarantine=true")
+    assert outcome.code == 1
+    moved = store / "quarantine" / record.parent.name / "0"
+    assert outcome.out.splitlines()[0].endswith(f"; moved to {moved}")
+    assert (moved / "summary.json").read_text() == "[]"
+    assert not record.exists()
+    assert run(store).code == 0
+    assert status(record) == "finished"
+    assert results(store, "check").code == 0
+    (record / "summary.json").write_text("[]")
+    assert results(store, "check", "quarantine=true").code == 1
+    assert moved.exists()
+    assert moved.with_name("0.2").exists()
+
+
+def test_damage_without_the_word_stays_where_it_is(store, record):
+    (record / "summary.json").write_text("[]")
+    assert results(store, "check").code == 1
+    assert record.exists()
+    assert not (store / "quarantine").exists()
+
+
+def leave(record: Path, kind: str) -> Path:
+    """What a killed run leaves beside or in a record."""
+    beside = record.with_name(f"{record.name}.{kind}")
+    if kind == "part":
+        beside = record / ".summary.json.x7ab2"
+    if kind in ("part", "refused"):
+        beside.write_text("left")
+    else:
+        shutil.copytree(record, beside)
+        change(beside, "status.json", lambda _: {"status": "running"})
+    return beside
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("part", "a file that was never completed"),
+        ("rerun", "a forced run that did not finish (interrupted); the record beside it stands"),
+        ("replaced", "a record that a forced run was replacing when it was killed"),
+        ("removed-1", "a record that was being removed"),
+        ("refused", "the note of a run that could not start, which nobody took"),
+    ],
+)
+def test_leftovers_of_killed_runs_are_found_and_moved(store, record, kind, says):
+    left = leave(record, kind)
+    assert results(store, "check").code == 0, "it may belong to a run under way"
+    age_by(store, 7200)
+    outcome = results(store, "check", "quarantine=true")
+    assert outcome.code == 1
+    assert f"{left.relative_to(store)}: {says}; moved to " in outcome.out
+    assert not left.exists()
+    assert record.exists()
+    assert results(store, "check").code == 0
+
+
+def test_a_run_that_was_killed_is_told_from_one_under_way(store, record):
+    change(record, "status.json", lambda _: {"status": "running"})
+    os.utime(record)
+    assert results(store, "check").code == 0
+    age_by(store, 7200)
+    outcome = results(store, "check", "quarantine=true")
+    assert outcome.code == 1
+    assert "killed, nothing written for " in outcome.out
+    assert record.exists(), "it runs again without being moved"
+    assert results(store, "check", "quiet=3d").code == 0
+    record.with_name("0.lock").write_text("")  # what a living run renews
+    assert results(store, "check").code == 0
+
+
+def test_only_what_is_named_is_looked_at(store, record):
+    shutil.copytree(record, record.with_name("3"))
+    digest = record.parent.name
+    assert results(store, "check", f"{digest}/0").out == "1 records looked at: all is well\n"
+    assert results(store, "check", digest).code == 1, "the copy is of seed 0"
+    assert results(store, "check", "ffff").out == "0 records looked at: all is well\n"
+
+
+# Other commands.
+
+SPOILT = [
+    ("status.json", "[]"),
+    ("status.json", "3"),
+    ("summary.json", "[]"),
+    ("summary.json", '{"test_accuracy": []}'),
+    ("summary.json", '{"test_accuracy": {"best": 0.5}}'),
+    ("summary.json", '{"test_accuracy": {"final": {}}}'),
+    ("summary.json", '{"test_accuracy": {"final": 0.5}, "eps": []}'),
+    ("ledger.json", "[[]]"),
+    ("ledger.json", '{"releases": 3}'),
+    ("provenance.json", '"word"'),
+    ("provenance.json", '{"started": 3, "versions": [], "wall_seconds": {}, "device": []}'),
+    ("metrics.jsonl", "3\n[]\n"),
+    ("metrics.jsonl", '{"epoch": 1, "test_accuracy": {}}\n'),
+    ("config.yaml", "- a\n"),
+    ("config.yaml", "overrides: 3\nchoices: []\ndataset: word\nfilter: []\n"),
+]
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory) -> tuple[tuple[Artefact, ...], RunConfig, Path]:
+    """A table of four cells with two seeds each, settings of its planner, and the eight records."""
+    folder = tmp_path_factory.mktemp("reproduced")
+    artefacts = loaded(folder, table_1=TABLE)
+    lines = [cell.candidates[0] for cell in artefacts[0].cells]
+    *jobs, device = compose_each([*lines, ("device=cpu",)])
+    for job in jobs:
+        for seed in (0, 1):
+            one = made_up(folder / "results", job, seed, 0.6)
+            (one / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "test_accuracy": 0.6}\n')
+            (one / "provenance.json").write_text(json.dumps({"started": "2026-01-01T00:00:00+00:00"}))
+    return artefacts, device.config, folder / "results"
+
+
+@pytest.mark.parametrize(("name", "content"), SPOILT)
+def test_a_record_of_a_wrong_shape_stops_no_other_command(reproduced, tmp_path, capsys, name, content):
+    """Of eight runs one is spoilt: the others are listed, judged, reported and planned as ever."""
+    artefacts, config, made = reproduced
+    folder = shutil.copytree(made, tmp_path / "results")
+    hashes = Hashes(RecordIndex(folder))
+    spoilt = folder / "runs" / hashes.of(artefacts[0].cells[0].candidates[0]) / "0"
+    (spoilt / name).write_text(content)
+    counts = name not in ("status.json", "summary.json")
+
+    listed = results(folder, "list")
+    assert listed.code == 0
+    assert "8 runs: " in listed.out
+    assert ("8 finished" if counts else "7 finished, 1 damaged") in listed.out
+
+    planner = Planner(artefacts, folder, config, retry=False)
+    states = [entry.standing.state for entry in planner.entries]
+    # What says finished and is damaged is not run again before it was moved away; what says nothing is.
+    first = State.DONE if counts else State.PARTLY if name == "status.json" else State.FAILED
+    assert states == [first, State.DONE, State.DONE, State.DONE]
+    grid = build_grid(artefacts[0], Evidence(folder, hashes))
+    assert write_output([grid], folder, lambda _: None)
+    found: Runs = read_runs([grid])
+    assert found.count in (7, 8)
+    for configuration in found.configurations:
+        assert configuration.settings is not None
+        assert configuration.command.startswith("python -m dpbench.run")
+        _ = configuration.spent, configuration.guarantee
+
+    warnings = [line for line in capsys.readouterr().err.splitlines() if str(spoilt) in line]
+    assert len([line for line in (*warnings, *listed.err.splitlines()) if "warning: " in line]) <= 1
+    if name in ("status.json", "summary.json"):
+        assert f"warning: {spoilt}: {name}: " in listed.err
+    assert results(folder, "check").code == 1
+
+
+def test_a_finished_run_without_a_valid_summary_is_run_again(store, record):
+    change(record, "summary.json", lambda content: {**content, "test_accuracy": [1]})
+    outcome = run(store)
+    assert outcome.code == 0
+    assert "damaged (summary.json: test_accuracy: expected an object)" in outcome.out
+    assert status(record) == "finished"
+
+
+def test_a_status_of_a_wrong_shape_is_that_of_a_run_to_be_repeated(store, record):
+    (record / "status.json").write_text('["finished"]')
+    assert run(store).code == 0
+    assert read(record, "status.json") == {"status": "finished"}
+
+
+def test_a_search_goes_on_beside_a_damaged_record(tmp_path):
+    artefacts = loaded(tmp_path, table_2=SEARCH)
+    jobs = compose_each(artefacts[0].cells[0].candidates)
+    for job in jobs:
+        made_up(tmp_path / "results", job, 0, 0.6)
+    folder = made_up(tmp_path / "results", jobs[1], 0, 0.9)
+    (folder / "summary.json").write_text("[]")
+    evidence = Evidence(tmp_path / "results", Hashes(RecordIndex(tmp_path / "results")))
+    measured = evidence.measure(artefacts[0], artefacts[0].cells[0])
+    assert measured.values == (60.0,)
+    assert measured.broken == {str(folder): "damaged"}
+
+
+def test_a_forced_run_that_is_under_way_is_no_leftover(store, record):
+    forced = RunRecord(store, record.parent.name, 0)
+    forced.start({}, {})
+    assert results(store, "check").code == 0
+    forced.set_status(Status.RUNNING)
+    assert len(records(store)) == 2
+    assert results(store, "check").code == 0

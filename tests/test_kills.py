@@ -1,0 +1,181 @@
+"""Processes that are killed or told to end, and go on until they have finished, as if nothing had happened."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli import ROOT, SMALL, only_record, read, run, status
+from resuming import DropoutMLP, carried_out, checkpoints, outcome, resumed_at, tiny, whole
+
+from dpbench.config import conf_folder
+from dpbench.config.schema import CheckpointTimes
+from dpbench.step import PrivateStep
+from dpbench.tracking.record import RunRecord
+from dpbench.training import checkpoint
+
+ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
+MUCH = ("disk", "dcsgd_e", "dp_ftrl")
+# Before and after calls of these a process may be killed: about 80 points in ten steps.
+POINTS = (
+    (PrivateStep, "take"),
+    (PrivateStep, "release"),
+    (checkpoint.Checkpoints, "write"),
+    (checkpoint.os, "replace"),
+    (checkpoint, "_sync"),
+    (RunRecord, "append_metrics"),
+)
+
+
+def kill_at(point: int) -> None:
+    """Kill this process when it comes to the so-manieth point."""
+    passed = []
+
+    def here() -> None:
+        passed.append(1)
+        if len(passed) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments, **settings):
+            here()
+            found = original(*arguments, **settings)
+            here()
+            return found
+
+        setattr(owner, name, call)
+
+    for owner, name in POINTS:
+        watch(owner, name)
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Do something in a process of its own, which knows all that this one does; how that ended."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed(config, results, point):
+    return forked(lambda: (kill_at(point), carried_out(config, results, checkpoint=CheckpointTimes(every_steps=2))))
+
+
+def killed_and_finished(config, results, points):
+    """The folder of a run whose processes were killed at these points, one after the other."""
+    ends = [killed(config, results, point) for point in points]
+    assert ends == [-signal.SIGKILL] * len(points)
+    assert forked(lambda: carried_out(config, results)) == 0
+    (folder,) = results.glob("runs/*/0")
+    return folder
+
+
+def test_a_run_killed_at_any_point_goes_on(tmp_path):
+    config = tiny("algo=disk")
+    folder = killed_and_finished(config, tmp_path, [37, 1, 18])
+    assert len(resumed_at(folder)) >= 2  # the second was killed before it could say so
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_survives_kills_at_random_points(algo, tmp_path):
+    config, draws = tiny(f"algo={algo}"), random.Random(algo)
+    points = [draws.randint(1, 22) for _ in range(6)] if algo in MUCH else [draws.randint(20, 45), draws.randint(1, 30)]
+    folder = killed_and_finished(config, tmp_path, points)
+    assert not list(folder.glob("*checkpoint*"))
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", range(1, 70, 3))
+def test_a_run_with_dropout_survives_a_kill_at_every_point(point, tmp_path):
+    config = tiny("algo=lp_dpadam", "averaging=exponential")
+    config.model = DropoutMLP()
+    folder = killed_and_finished(config, tmp_path, [point, 15])
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+# Twenty steps of 0.2 seconds.
+SLOWLY = """
+import sys, time
+from dpbench.run import main
+from dpbench.step import PrivateStep
+take = PrivateStep.take
+PrivateStep.take = lambda self, batch: (time.sleep(0.2), take(self, batch))[1]
+sys.exit(main())
+"""
+LONGER = (*SMALL, "algo=disk", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
+
+
+def begun(results: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command in a process of its own, which has written its first checkpoint."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SLOWLY, f"results_dir={results}", *LONGER, *arguments]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 120
+    while not list(results.glob("runs/*/*/checkpoint-*.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return process
+
+
+def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str]:
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def finished(results: Path, *arguments: str) -> Path:
+    done = run(results, *arguments, settings=LONGER)
+    assert done.code == 0
+    assert "goes on after step" in done.out
+    return only_record(results)
+
+
+def of_command(results: Path) -> dict[str, object]:
+    assert run(results, settings=LONGER).code == 0
+    return outcome(only_record(results))
+
+
+def test_a_process_that_gets_sigterm_ends_with_a_checkpoint_and_goes_on(tmp_path):
+    process = begun(tmp_path / "parts", "checkpoint.every_steps=3")
+    code, err = ended(process, signal.SIGTERM)
+    assert (code, err) == (143, "interrupted; what is recorded stays, the rest runs next time\n")
+    record = only_record(tmp_path / "parts")
+    assert read(record, "status.json") == {"status": "interrupted", "reason": "by SIGTERM"}
+    steps = read(record, "summary.json")["steps"]
+    assert checkpoints(record)[-1] == f"checkpoint-{steps:08d}.pt"
+    assert outcome(finished(tmp_path / "parts")) == of_command(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_sigint_ends_with_a_checkpoint_and_goes_on(tmp_path):
+    process = begun(tmp_path / "parts", "checkpoint.every_steps=3")
+    code, err = ended(process, signal.SIGINT)
+    assert code == 130
+    assert "once more ends at once" in err
+    assert read(only_record(tmp_path / "parts"), "status.json")["reason"] == "by the user"
+    assert outcome(finished(tmp_path / "parts")) == of_command(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_goes_on(tmp_path):
+    process = begun(tmp_path / "parts", "checkpoint.every_steps=3")
+    time.sleep(random.Random(0).random())
+    code, _ = ended(process, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert status(only_record(tmp_path / "parts")) == "running"
+    assert outcome(finished(tmp_path / "parts")) == of_command(tmp_path / "whole")

@@ -1,0 +1,388 @@
+"""Locks: one holder at a time, taken over by one of many, whatever clocks say, and noticed by who lost it."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cli import only_record, read, run
+
+from dpbench.step import PrivateStep
+from dpbench.tracking import lock as locks
+from dpbench.tracking.lock import Lock, LockLostError, State, Watch, is_held, look, take_away
+from dpbench.tracking.process import Process
+from dpbench.tracking.reading import Recorded
+from dpbench.tracking.record import RunRecord
+from dpbench.tracking.status import Status
+from dpbench.training.leases import device_of_this_process, lease
+
+FORK = multiprocessing.get_context("fork")
+BEAT, STALE = 0.05, 0.4
+CONTENDERS = 8
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "0.lock"
+
+
+def in_processes(count: int, target, *arguments) -> None:
+    """Let so many processes do the same at once."""
+    together = FORK.Barrier(count)
+    processes = [FORK.Process(target=target, args=(together, *arguments)) for _ in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def held_elsewhere(path: Path) -> None:
+    """A lock of a process on another machine, which gives no sign of life."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    who = {"host": "far", "pid": 7, "machine": "another", "started": "1", "attempt": 1, "token": "a" * 32}
+    path.write_text(json.dumps(who) + "\n" + locks.COUNTER.format(0))
+
+
+def held_by_the_dead(path: Path) -> None:
+    """A lock of a process of this machine that was killed."""
+
+    def hold() -> None:
+        assert Lock(path).acquire()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = FORK.Process(target=hold)
+    process.start()
+    process.join()
+
+
+# One at a time.
+
+
+def test_of_many_processes_one_at_a_time_holds_it(path):
+    inside, log = path.with_name("inside"), path.with_name("log")
+
+    def contend(together) -> None:
+        together.wait()
+        for _ in range(20):
+            lock = Lock(path)
+            while not lock.acquire():
+                time.sleep(0.001)
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # raises if somebody else is inside
+            lock.check()
+            with log.open("a") as stream:
+                stream.write("x")
+            inside.unlink()
+            lock.release()
+
+    in_processes(CONTENDERS, contend)
+    assert len(log.read_text()) == CONTENDERS * 20
+    assert [file.name for file in path.parent.iterdir()] == ["log"]  # neither locks nor claims stay
+
+
+def test_a_held_lock_is_not_acquired_again_and_a_released_one_is(path):
+    first, second = Lock(path), Lock(path)
+    assert first.acquire()
+    assert first.acquire()
+    assert not second.acquire()
+    assert is_held(path)
+    first.release()
+    first.release()
+    assert second.acquire()
+    second.check()
+    second.release()
+    assert list(path.parent.iterdir()) == []
+
+
+# Holders who have gone.
+
+
+@pytest.mark.parametrize("leave", [held_elsewhere, held_by_the_dead])
+def test_a_stale_lock_is_taken_over_by_exactly_one_of_many(path, leave):
+    leave(path)
+    log = path.with_name("log")
+
+    def contend(together) -> None:
+        watch, lock = Watch(path, stale=STALE, beat=BEAT), Lock(path, beat=BEAT)
+        together.wait()
+        end = time.monotonic() + 3 * STALE
+        while time.monotonic() < end:
+            if watch.look() == State.STALE:
+                watch.take_away()
+            if lock.acquire():
+                with log.open("a") as stream:
+                    stream.write("x")
+                break
+            time.sleep(BEAT / 10)
+        together.wait()  # who has it keeps it until all others have had their chance
+        lock.release()
+
+    in_processes(CONTENDERS, contend)
+    assert log.read_text() == "x"
+
+
+def test_without_looking_once_more_under_the_claim_two_would_hold_it(path, monkeypatch):
+    held_elsewhere(path)
+    seen = look(path)
+    assert take_away(path, seen)
+    first = Lock(path)
+    assert first.acquire()
+    # A second one, who saw the same lock but comes late, leaves the new one alone.
+    assert not take_away(path, seen)
+    first.check()
+    # The mutant trusts what it saw.
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "look", lambda _: seen)
+        assert take_away(path, seen)
+    second = Lock(path)
+    assert second.acquire()
+    assert first.held  # as it believes, until it looks
+    with pytest.raises(LockLostError):
+        first.check()
+    first.release()
+    second.check()
+    second.release()
+
+
+def test_a_process_of_this_machine_that_has_ended_is_gone_at_once(path):
+    held_by_the_dead(path)
+    assert look(path).process.gone()
+    assert Watch(path).look() == State.STALE
+    lock = Lock(path)
+    assert lock.acquire()
+    assert look(path).attempt == 2
+    lock.release()
+
+
+def test_a_process_is_more_than_its_number():
+    me = Process.this()
+    assert not me.gone()
+    assert replace(me, started="1").gone()  # the number was given out again
+    assert not replace(me, started="1", machine="another").gone()  # nothing is known of other machines
+    assert not replace(me, started="1", machine="").gone()
+    assert Process.read({"pid": "many"}).pid == 0
+
+
+def test_a_killed_child_that_nobody_has_asked_after_is_gone(path):
+    process = FORK.Process(target=time.sleep, args=(60,))
+    process.start()
+    _, started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[:20:19]
+    of_child = replace(Process.this(), pid=process.pid, started=started)
+    assert not of_child.gone()
+    os.kill(process.pid, signal.SIGKILL)
+    while not of_child.gone():  # a zombie, which has its number still
+        time.sleep(0.01)
+    process.join()
+
+
+# Signs of life, and clocks.
+
+
+def test_a_holder_that_lives_is_left_alone_whatever_its_file_says_of_the_time(path):
+    lock = Lock(path, beat=BEAT)
+    assert lock.acquire()
+    watch = Watch(path, stale=STALE, beat=BEAT)
+    end = time.monotonic() + 3 * STALE
+    while time.monotonic() < end:
+        os.utime(path, (0, 0))  # a clock that is decades late
+        assert watch.look() == State.HELD
+        time.sleep(BEAT / 2)
+    lock.release()
+    assert watch.look() == State.FREE
+
+
+def test_a_holder_without_signs_of_life_is_stale_whatever_its_file_says_of_the_time(path):
+    held_elsewhere(path)
+    watch = Watch(path, stale=STALE, beat=BEAT)
+    start = time.monotonic()
+    while watch.look() == State.HELD:
+        later = time.time() + 10**6
+        os.utime(path, (later, later))
+        time.sleep(BEAT / 2)
+    assert time.monotonic() - start >= STALE
+
+
+def test_one_who_slept_does_not_take_others_for_gone(path, monkeypatch):
+    held_elsewhere(path)
+    now = [0.0]
+    monkeypatch.setattr(locks.time, "monotonic", lambda: now[0])
+    watch = Watch(path)
+    watch.look()
+    now[0] += 10**6
+    assert watch.look() == State.HELD
+    for _ in range(int(locks.STALE / locks.BEAT)):
+        now[0] += locks.BEAT
+        state = watch.look()
+    assert state == State.STALE
+
+
+def test_one_who_stands_still_under_a_claim_gives_it_up(path, monkeypatch):
+    held_elsewhere(path)
+    seen, glance = look(path), locks.look
+
+    def slow(path):
+        time.sleep(0.1)
+        return glance(path)
+
+    monkeypatch.setattr(locks, "look", slow)
+    assert not take_away(path, seen, patience=0.1)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path):
+    held_by_the_dead(path)
+    claim = path.with_name(f"{path.name}.{look(path).token}.1")
+    claim.touch()
+    watch, lock = Watch(path, stale=STALE, beat=BEAT), Lock(path)
+    assert watch.look() == State.HELD
+    assert not lock.acquire()
+    while watch.look() == State.HELD:
+        time.sleep(BEAT / 2)
+    assert watch.take_away()
+    assert lock.acquire()
+    lock.release()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_that_was_made_and_not_yet_written_is_held_until_it_is_stale(path):
+    path.parent.mkdir()
+    path.touch()
+    assert not Lock(path).acquire()
+    watch = Watch(path, stale=STALE, beat=BEAT)
+    while watch.look() == State.HELD:
+        time.sleep(BEAT / 2)
+    assert watch.take_away()
+
+
+# Locks that are lost.
+
+
+def take_over(path: Path) -> None:
+    """As another machine would: the lock of the one who stood still goes, another one comes."""
+    assert take_away(path, look(path))
+    held_elsewhere(path)
+
+
+def test_who_has_lost_a_lock_sees_it_by_itself_and_leaves_the_new_one_alone(path):
+    lock = Lock(path, beat=BEAT)
+    assert lock.acquire()
+    seen = look(path)
+    path.unlink()
+    held_elsewhere(path)
+    while not lock.lost:
+        time.sleep(BEAT / 2)
+    with pytest.raises(LockLostError, match="process 7 on far has taken over"):
+        lock.check()
+    after = look(path)
+    lock.release()
+    assert look(path) == after != seen
+
+
+def test_who_has_lost_a_lock_writes_nothing_more_to_the_record(tmp_path):
+    record = RunRecord(tmp_path, "0" * 12, 0)
+    assert record.lock.acquire()
+    record.start({}, {})
+    take_over(record.lock.path)
+    before = {file: file.read_bytes() for file in record.folder.iterdir()}
+    writes = (
+        lambda: record.start({}, {}),
+        lambda: record.write("summary.json", {}),
+        lambda: record.append_metrics({}),
+        lambda: record.set_status(Status.FINISHED),
+    )
+    for write in writes:
+        with pytest.raises(LockLostError):
+            write()
+    assert {file: file.read_bytes() for file in record.folder.iterdir()} == before
+    record.lock.release()
+
+
+def test_a_run_that_was_taken_over_stops_and_says_so(tmp_path, monkeypatch):
+    original = PrivateStep.take
+
+    def stands_still(self, batch):
+        if self.steps == 1:
+            take_over(next(tmp_path.rglob("0.lock")))
+        return original(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", stands_still)
+    # What the other one comes to is not waited for here.
+    monkeypatch.setattr("dpbench.cli.rounds._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    outcome = run(tmp_path)
+    assert "stopped, nothing more is recorded: process 7 on far has taken over" in outcome.out
+    record = only_record_of(tmp_path)
+    assert read(record, "status.json") == {"status": "running"}
+    assert not (record / "summary.json").exists()
+    assert not (record / "metrics.jsonl").exists()
+    assert look(next(tmp_path.rglob("0.lock"))).process.host == "far"
+
+
+def only_record_of(results: Path) -> Path:
+    next(results.rglob("0.lock")).rename(results / "0.lock")
+    return only_record(results)
+
+
+def test_a_record_left_running_without_a_living_lock_is_an_interrupted_one(tmp_path):
+    record = RunRecord(tmp_path, "0" * 12, 0)
+    assert record.lock.acquire()
+    record.start({}, {})
+    assert record.status()["status"] == "running"
+    record.lock.release()
+    assert record.status()["status"] == "interrupted"
+    held_by_the_dead(record.lock.path)
+    assert Recorded.read(record.folder).status == "interrupted"
+    record.lock.path.unlink()
+    held_elsewhere(record.lock.path)
+    assert Recorded.read(record.folder).status == "running"
+
+
+def test_a_job_that_was_queued_again_outlives_the_lock_of_its_former_self(path):
+    held_elsewhere(path)
+    locks.outlive(path, stale=STALE, beat=BEAT)
+    assert look(path) is None
+    lock = Lock(path, beat=BEAT)
+    assert lock.acquire()
+    locks.outlive(path, stale=60 * STALE, beat=BEAT)  # one sign of life is enough
+    lock.check()
+    lock.release()
+
+
+# GPUs.
+
+
+def test_processes_share_gpus_as_little_as_they_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu-{index}"))
+    held = [lease(tmp_path) for _ in range(5)]
+    assert [index for index, _ in held] == [0, 1, 0, 1, 0]
+    held[3][1].release()
+    held[0][1].release()
+    assert [lease(tmp_path)[0] for _ in range(2)] == [0, 1]
+
+    log = tmp_path / "log"
+
+    def contend(together) -> None:
+        together.wait()
+        index, lock = lease(tmp_path / "other")
+        with log.open("a") as stream:
+            stream.write(str(index))
+        together.wait()
+        lock.release()
+
+    in_processes(4, contend)
+    assert sorted(log.read_text()) == ["0", "0", "1", "1"]
+
+
+def test_a_device_that_was_named_is_not_leased(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr("dpbench.training.leases.lease", lambda _: pytest.fail("leased"))
+    assert device_of_this_process("cpu") == torch.device("cpu")
+    assert device_of_this_process("cuda:3") == torch.device("cuda:3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert device_of_this_process("auto") == torch.device("cuda")

@@ -1,0 +1,364 @@
+"""python -m dpbench.results on the records of real runs of a second: listing, comparing, exporting, removing."""
+
+import csv
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+import yaml
+from cli import Outcome, read, records, run, status
+from pyarrow import parquet
+from results_command import age_by, change, results, rows
+
+from dpbench.results.arguments import parse
+from dpbench.results.selection import same_value
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory) -> Path:
+    """DP-SGD and DiSK, two seeds each, at one learning rate; one run has failed, by what its record says."""
+    folder = tmp_path_factory.mktemp("sweep")
+    assert run(folder, "algo=dpsgd,disk", "seed=0,1", "optim.lr=0.5", "-m").code == 0
+    assert run(folder, "algo=disk", "eps=inf", "optim.lr=0.25").code == 0
+    failed = of_algorithm(folder, "disk", eps="inf")[0]
+    (failed / "status.json").write_text('{"status": "failed", "reason": "the disk is on fire"}')
+    age_by(folder)
+    return folder
+
+
+@pytest.fixture
+def store(sweep, tmp_path) -> Path:
+    """A copy that may be changed, with a cache of its own."""
+    import shutil
+
+    return shutil.copytree(sweep, tmp_path / "results")
+
+
+def of_algorithm(folder: Path, name: str, eps: float | str = 8.0) -> list[Path]:
+    found = {record: yaml.safe_load((record / "config.yaml").read_text()) for record in records(folder)}
+    return [one for one, settings in found.items() if (settings["algo"]["name"], settings["eps"]) == (name, eps)]
+
+
+def final(record: Path) -> float:
+    return read(record, "summary.json")["test_accuracy"]["final"]
+
+
+def hashes(outcome: Outcome) -> set[tuple[str, str]]:
+    return {(row["hash"], row["seed"]) for row in rows(outcome)}
+
+
+def named(found: list[Path]) -> set[tuple[str, str]]:
+    return {(record.parent.name, record.name) for record in found}
+
+
+# Listing.
+
+
+def test_a_list_has_a_row_for_each_record(sweep):
+    outcome = results(sweep, "list")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert hashes(outcome) == named(records(sweep))
+    for row in rows(outcome):
+        record = sweep / "runs" / row["hash"] / row["seed"]
+        origin, finished = read(record, "provenance.json"), status(record) == "finished"
+        assert row["status"] == status(record)
+        assert row["accuracy"] == (f"{100 * final(record):.2f}" if finished else "–")
+        assert (row["algorithm"], row["dataset"], row["model"], row["steps"]) == (
+            read(record, "summary.json")["algorithm"],
+            "digits",
+            "linear",
+            "3",
+        )
+        assert row["commit"].rstrip("+") == (origin["commit"] or "–")[:8]
+        assert row["commit"].endswith("+") == bool(origin["dirty"])
+    assert outcome.out.endswith("5 runs: 4 finished, 1 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        ("algo=disk", 3),
+        ("algo=disk,dpsgd status=finished", 4),
+        ("algo!=disk", 2),
+        ("eps=8", 4),
+        ("eps=8.0 seed=1", 2),
+        ("eps=8e0", 4),
+        ("eps=inf", 1),
+        ("eps<=8", 4),
+        ("eps>8", 1),
+        ("status=failed", 1),
+        ("optim.lr=0.25,1", 1),
+        ("optim.lr<0.5", 1),
+        ("dataset=digits model=linear filter=none", 2),
+        ("query.kind=TwoPoint seed=0", 2),
+        ("delta=1/N^1.1", 5),
+        ("dataset.mean=[0.0]", 5),
+        ("micro_batch=null device=cpu", 5),
+        ("augmentation.flip=false", 5),
+        ("summary.steps>=3", 5),
+        ("accuracy>=0", 4),
+        ("accuracy>1", 0),
+        ("age>1d", 0),
+        ("age<1d", 5),
+        ("spent<=8", 4),
+        ("eps=8 algo=dpsgd seed=3", 0),
+    ],
+)
+def test_conditions_on_settings_and_results_choose_runs(sweep, conditions, count):
+    outcome = results(sweep, "list", *conditions.split())
+    assert outcome.code == 0
+    assert len(rows(outcome)) == count if count else outcome.out == "no such runs\n"
+
+
+def test_runs_are_named_by_the_beginning_of_their_hashes(sweep):
+    record = of_algorithm(sweep, "disk")[0]
+    digest = record.parent.name
+    assert hashes(results(sweep, "list", digest[:6])) == {(digest, "0"), (digest, "1")}
+    assert hashes(results(sweep, "list", f"{digest}/1")) == {(digest, "1")}
+
+
+def test_rows_are_sorted_and_limited(sweep):
+    by_accuracy = [float(row["accuracy"]) for row in rows(results(sweep, "list", "eps=8", "sort=accuracy"))]
+    assert by_accuracy == sorted(by_accuracy)
+    outcome = results(sweep, "list", "sort=-accuracy", "limit=2")
+    assert [float(row["accuracy"]) for row in rows(outcome)] == sorted(by_accuracy)[::-1][:2]
+    assert "5 runs: " in outcome.out
+    assert "2 of them shown" in outcome.out
+    assert [row["status"] for row in rows(results(sweep, "list", "sort=accuracy"))][-1] == "failed"
+    began = [
+        read(sweep / "runs" / row["hash"] / row["seed"], "provenance.json")["started"]
+        for row in rows(results(sweep, "list"))
+    ]
+    assert began == sorted(began, reverse=True)
+
+
+def test_further_columns_are_shown(sweep):
+    shown = rows(results(sweep, "list", "columns=optim.lr,filter"))
+    assert {(row["algorithm"], row["optim.lr"], row["filter"]) for row in shown} == {
+        ("dpsgd", "0.5", "none"),
+        ("disk", "0.5", "exponential"),
+        ("disk", "0.25", "exponential"),
+    }
+
+
+def test_a_folder_without_records_is_said_to_have_none(tmp_path):
+    outcome = results(tmp_path / "nowhere", "list", "algo=disk")
+    assert (outcome.code, outcome.out) == (0, f"no runs below {tmp_path / 'nowhere' / 'runs'}\n")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("", "nothing typed: expected one of list, compare, export, check, remove first; --help tells what they do"),
+        ("lst", "lst: expected one of list, compare,"),
+        ("list optim.l=1", "optim.l: no record has such a setting; did you mean optim.lr"),
+        ("list abc", "abc: expected setting=value, or at least four digits of a hash; see --help"),
+        ("list eps=", "eps=: expected setting=value"),
+        ("list eps<high", "eps=high: expected a number, to compare with"),
+        ("list age=2d", "age=2d: expected a comparison, such as age<2d"),
+        ("list age<2x", "age=2x: expected a time such as 90s, 30m, 2h or 1h30m"),
+        ("list ffffffff", "ffffffff: no record has a hash that begins so"),
+        ("list limit=few", "limit=few: expected a whole number, 0 for all"),
+        ("list limit=1 limit=2", "limit=2: expected once"),
+        ("list sort=nothing", "nothing: no record has such a setting"),
+        ("list columns=nothing", "nothing: no record has such a setting"),
+        ("list a=1 vs a=2", "vs: only compare takes several groups of runs"),
+        ("compare algo=disk vs", "vs: expected hashes or settings on both of its sides"),
+        ("compare algo=disk eps=8", "algo=disk eps=8: expected 2 to 8 configurations to compare, found 1"),
+        ("compare algo=disk vs algo=none", "algo=none: no such runs"),
+        ("export", "to='': expected a file that ends in .csv or .parquet, or wandb"),
+        ("export to=/no/such/folder/x.csv", "to=/no/such/folder/x.csv: expected a file in a folder that exists"),
+        ("check algo=disk", "algo=disk: check takes hashes alone"),
+        ("check quarantine=1", "quarantine=1: expected true or false"),
+        ("remove", "remove: expected hashes or settings that say which runs"),
+        ("remove status=failed yes=please", "yes=please: expected true or false"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(sweep, typed, says):
+    from dpbench.results.__main__ import main
+
+    if not typed:
+        assert main([]) == 2
+        return
+    verb, *words = typed.split()
+    outcome = results(sweep, verb, *words)
+    assert outcome.code == 2
+    assert outcome.error().startswith(says)
+
+
+def test_help_tells_all_verbs_and_keys(sweep):
+    from dpbench.results.arguments import VERBS
+
+    outcome = results(sweep, "--help")
+    assert outcome.code == 0
+    for verb, keys in VERBS.items():
+        assert f"\n{verb} " in outcome.out
+        assert all(key in outcome.out for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("held", "typed", "same"),
+    [
+        (0.5, "0.50", True),
+        (True, "true", True),
+        (True, "True", True),
+        (None, "null", True),
+        (None, "0", False),
+        ("none", "none", True),
+        ("none", "null", False),
+        ([8, 4], "[8,4]", True),
+        ("inf", "inf", True),
+        ("1/N", "1/N^1.1", False),
+        ([0.0], "[0]", True),
+        ([0.0, 1], "[0]", False),
+        ([], "[]", True),
+        ([1], "1", False),
+        (1, "1e0", True),
+    ],
+)
+def test_values_are_equal_however_they_were_typed(held, typed, same):
+    assert same_value(held, typed) == same
+
+
+# Comparing.
+
+
+def cells(outcome: Outcome) -> dict[str, list[str]]:
+    """Rows of a comparison by their names."""
+    lines = [line for line in outcome.out.splitlines()[1:] if line.strip()]
+    split = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+    return {name: values for name, *values in split}
+
+
+def as_printed(values: list[float]) -> str:
+    spread = statistics.stdev(values)
+    return f"{statistics.fmean(values):.5g} ± {spread:.2g}" if spread else f"{statistics.fmean(values):.5g}"
+
+
+def test_configurations_are_compared_by_what_differs(sweep):
+    groups = [of_algorithm(sweep, name) for name in ("dpsgd", "disk")]
+    outcome = results(sweep, "compare", *(group[0].parent.name for group in groups))
+    found = cells(outcome)
+    head = outcome.out.splitlines()[0].split()
+    groups.sort(key=lambda group: head.index(group[0].parent.name))
+    assert found["finished runs (n)"] == ["2", "2"]
+    assert found["test accuracy, last (%)"] == [as_printed([100 * final(one) for one in group]) for group in groups]
+    kinds = [yaml.safe_load((group[0] / "config.yaml").read_text())["query"]["kind"] for group in groups]
+    assert found["query.kind"] == kinds
+    assert not {"optim.lr", "eps", "seed", "algo.name", "results_dir", "dataset.name"} & found.keys()
+
+
+def test_groups_of_runs_are_compared(sweep):
+    outcome = results(sweep, "compare", "algo=disk", "vs", "algo=dpsgd", "eps=8")
+    found = cells(outcome)
+    assert outcome.out.splitlines()[0].split("  ")[-2:] != []
+    assert found["finished runs (n)"] == ["2", "2"]
+    assert found["failed"] == ["1", "–"]
+    assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
+    disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
+    assert found["test accuracy, last (%)"][0] == as_printed(disk)
+
+
+# Exporting.
+
+
+def test_a_csv_file_has_all_settings_results_and_origins(sweep, tmp_path):
+    outcome = results(sweep, "export", "eps=8", f"to={tmp_path / 'runs.csv'}")
+    assert (outcome.code, outcome.out) == (0, f"4 runs written to {tmp_path / 'runs.csv'}\n")
+    with (tmp_path / "runs.csv").open() as stream:
+        table = list(csv.DictReader(stream))
+    assert len(table) == 4
+    for row in table:
+        record = sweep / "runs" / row["hash"] / row["seed"]
+        settings, summary = yaml.safe_load((record / "config.yaml").read_text()), read(record, "summary.json")
+        assert row["status"] == "finished"
+        assert float(row["optim.lr"]) == settings["optim"]["lr"]
+        assert (row["optim.kind"], row["micro_batch"]) == (settings["optim"]["kind"], "")
+        assert json.loads(row["dataset.mean"]) == settings["dataset"]["mean"]
+        assert json.loads(row["overrides"]) == settings["overrides"]
+        assert float(row["summary.test_accuracy.final"]) == summary["test_accuracy"]["final"]
+        assert row["summary.private"] == "true"
+        assert row["provenance.started"] == read(record, "provenance.json")["started"]
+
+
+def test_a_parquet_file_has_types(sweep, tmp_path):
+    assert results(sweep, "export", f"to={tmp_path / 'runs.parquet'}").code == 0
+    table = parquet.read_table(tmp_path / "runs.parquet")
+    assert table.num_rows == 5
+    types = {name: str(table.schema.field(name).type) for name in table.column_names}
+    assert (types["eps"], types["seed"], types["augmentation.flip"], types["algo.name"]) == (
+        "double",
+        "int64",
+        "bool",
+        "string",
+    )
+    assert sorted(table["eps"].to_pylist()) == [8.0, 8.0, 8.0, 8.0, math.inf]
+    of_run = dict(
+        zip(
+            zip(table["hash"].to_pylist(), table["seed"].to_pylist(), strict=True),
+            table["summary.eps"].to_pylist(),
+            strict=True,
+        )
+    )
+    for record in records(sweep):
+        assert of_run[record.parent.name, int(record.name)] == float(read(record, "summary.json")["eps"])
+
+
+# Removing.
+
+
+def test_nothing_is_removed_before_it_was_shown_and_agreed_to(store):
+    before = records(store)
+    outcome = results(store, "remove", "status=failed")
+    assert outcome.code == 0
+    assert len(rows(outcome)) == 1
+    assert "1 runs would be removed; yes=true removes them" in outcome.out
+    assert records(store) == before
+
+
+def test_what_failed_is_removed(store):
+    (failed,) = of_algorithm(store, "disk", eps="inf")
+    outcome = results(store, "remove", "status=failed,interrupted,diverged", "yes=true")
+    assert outcome.out.endswith("1 runs removed\n")
+    assert not failed.parent.exists()
+    assert len(records(store)) == 4
+    assert "4 runs: 4 finished\n" in results(store, "list").out
+
+
+def test_finished_runs_go_only_if_named(store):
+    digest = of_algorithm(store, "disk")[0].parent.name
+    outcome = results(store, "remove", "algo=disk", "yes=true")
+    assert "2 finished runs stay: they go only if named by hash or by their status" in outcome.out
+    assert outcome.out.endswith("1 runs removed\n")
+    assert len(records(store)) == 4
+    assert results(store, "remove", f"{digest}/1", "yes=true").out.endswith("1 runs removed\n")
+    assert (store / "runs" / digest / "0").is_dir()
+    assert results(store, "remove", "algo=dpsgd", "status=finished", "yes=true").out.endswith("2 runs removed\n")
+    assert named(records(store)) == {(digest, "0")}
+
+
+def test_a_run_that_has_changed_since_it_was_shown_stays(store, monkeypatch):
+    from dpbench.results import removal
+
+    (failed,) = of_algorithm(store, "disk", eps="inf")
+    monkeypatch.setattr(removal, "table_of", lambda *_: change(failed, "status.json", lambda _: {"status": "running"}))
+    outcome = results(store, "remove", "status=failed", "yes=true")
+    assert outcome.out.endswith("0 runs removed; 1 have changed meanwhile and stay\n")
+    assert failed.exists()
+
+
+def test_arguments_are_read():
+    found = parse(["compare", "algo=disk", "eps<=8", "vs", "5c6f3/1", "results_dir=x"])
+    assert (found.verb, found.results_dir, [one.text for one in found.selections]) == (
+        "compare",
+        Path("x"),
+        ["algo=disk eps<=8", "5c6f3/1"],
+    )
+    assert found.selections[1].hashes == (("5c6f3", "1"),)
+    assert [(one.key, one.sign, one.values) for one in found.selections[0].conditions] == [
+        ("algo", "=", ("disk",)),
+        ("eps", "<=", ("8",)),
+    ]

@@ -1,0 +1,654 @@
+"""A run that was stopped and goes on from a checkpoint is the run that was never stopped, bit for bit."""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from cli import raise_after, read, run, status
+from helpers import composed
+from resuming import STEPS, DropoutMLP, carried_out, checkpoints, outcome, resumed_at, signalled, stopped, tiny, whole
+from safetensors.torch import load_file
+
+from dpbench.config import compose_jobs, conf_folder, config_hash
+from dpbench.config.schema import CheckpointTimes
+from dpbench.errors import UserError
+from dpbench.filters import Exponential
+from dpbench.gradients import FusedGradients
+from dpbench.privacy import Ledger
+from dpbench.step import PrivateStep
+from dpbench.tracking.record import RunRecord
+from dpbench.training import checkpoint as format
+from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.execution import Prepared
+from dpbench.training.interruption import Interruption, Occasions, Terminated
+from dpbench.training.resume import GLOBAL, Training
+
+ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
+CPU = torch.device("cpu")
+
+
+# The same run, bit for bit.
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_every_algorithm_goes_on_where_it_was(algo, tmp_path):
+    config = tiny(f"algo={algo}")
+    stopped(config, tmp_path, 7)
+    (folder,), said = carried_out(config, tmp_path)
+    assert resumed_at(folder) == [6]
+    assert f"goes on after step 6 of {STEPS}" in said
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+# A run in which every part has something to remember: orders and generators of samples, views, masks, noise and
+# counts, thresholds, moments, averages. Twelve steps in three passes; step 6 is within the second.
+FULL = (
+    "algo=dcsgd_e",
+    "privacy=shuffled",
+    "augmentation=crop_flip",
+    "augmentation.copies=1",
+    "averaging=exponential",
+    "batch_size=360",
+    "epochs=3",
+)
+
+
+def full():
+    return replace(tiny(*FULL), model=DropoutMLP())
+
+
+@pytest.fixture(scope="module")
+def of_full(tmp_path_factory):
+    return whole(full(), tmp_path_factory.mktemp("full"))
+
+
+@pytest.mark.parametrize("at", [1, 3, 6, 7, 11])
+def test_a_run_with_much_to_remember_goes_on_from_any_step(at, of_full, tmp_path):
+    config = replace(full(), checkpoint=CheckpointTimes(every_steps=1))
+    stopped(config, tmp_path, at, every=1)
+    (folder,), _ = carried_out(config, tmp_path)
+    assert resumed_at(folder) == [at]
+    assert outcome(folder) == of_full
+
+
+def test_a_run_goes_on_as_often_as_it_is_stopped(of_full, tmp_path):
+    for at in (2, 5, 5, 10):
+        stopped(full(), tmp_path, at)
+    (folder,), _ = carried_out(full(), tmp_path)
+    assert resumed_at(folder) == [2, 4, 4, 10]
+    assert outcome(folder) == of_full
+
+
+def goes_on(config, results, want):
+    """Whether a run that was stopped goes on after step 6 and comes to what it would have come to."""
+    stopped(config, results, 7)
+    (folder,), said = carried_out(config, results)
+    assert "set aside" not in said
+    return resumed_at(folder) == [6] and outcome(folder) == want
+
+
+PARTS = [
+    "model",
+    "step",
+    "averaging",
+    "sampler",
+    "loop",
+    "metrics",
+    "ledger",
+    "recorder",
+    GLOBAL,
+    "stream of samples",
+    "stream of augmentation",
+    "stream of noise",
+    "stream of side noise",
+]
+
+
+def test_these_are_all_parts(tmp_path, monkeypatch):
+    seen = []
+    original = Training.state_dict
+    monkeypatch.setattr(Training, "state_dict", lambda self: seen.append(original(self)) or seen[-1])
+    stopped(full(), tmp_path, 2)
+    assert set(seen[0]) == set(PARTS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_that_forgets_a_part_is_another_one(part, of_full, tmp_path, monkeypatch):
+    if part == GLOBAL:
+        monkeypatch.setattr(Training, "load_global_streams", lambda self, state: None)
+    else:
+        original = Training.remembering
+        monkeypatch.setattr(
+            Training, "remembering", lambda self: {n: found for n, found in original(self).items() if n != part}
+        )
+    assert not goes_on(full(), tmp_path, of_full)
+
+
+@pytest.mark.parametrize(
+    ("algo", "key"),
+    [
+        ("dpadam", "optimizer"),
+        ("dpgalore", "optimizer"),
+        ("dpsgd", "steps"),
+        ("disk", "query"),
+        ("disk", "filter"),
+        ("dp_pmlf", "query"),
+        ("doppler", "filter"),
+        ("dicesgd", "clip"),
+        ("dcsgd_e", "threshold"),
+        ("dp_ftrl", "noise"),
+    ],
+)
+def test_a_step_that_forgets_is_another_one(algo, key, tmp_path, monkeypatch):
+    want = whole(tiny(f"algo={algo}"), tmp_path)
+    save, load = PrivateStep.state_dict, PrivateStep.load_state_dict
+    monkeypatch.setattr(PrivateStep, "state_dict", lambda self: {k: v for k, v in save(self).items() if k != key})
+    monkeypatch.setattr(PrivateStep, "load_state_dict", lambda self, state: load(self, {**save(self), **state}))
+    stopped(tiny(f"algo={algo}"), tmp_path, 7)
+    (folder,), said = carried_out(tiny(f"algo={algo}"), tmp_path)
+    assert "set aside" not in said
+    assert outcome(folder) != want
+
+
+def test_eps_is_asked_for_in_the_same_portions(tmp_path, monkeypatch):
+    """What PLDs compose to depends, in the last digits, on the order in which they are composed."""
+    config = tiny("privacy.accountant=pld", "privacy.noise_multiplier=0.7", "eps=100")
+    want = whole(config, tmp_path)
+    assert goes_on(config, tmp_path / "ours", want)
+    original = Ledger.load_state_dict
+    monkeypatch.setattr(Ledger, "load_state_dict", lambda self, state, asked=(): original(self, state))
+    assert not goes_on(config, tmp_path / "at once", want)
+
+
+def test_seconds_of_all_parts_are_added_up(tmp_path):
+    config = tiny()
+    stopped(config, tmp_path, 7)
+    state = Checkpoints(next(tmp_path.glob("runs/*/0"))).read(6, CPU)
+    state["training"]["loop"]["seconds"] = 1000.0
+    Checkpoints(next(tmp_path.glob("runs/*/0"))).write(6, state)
+    (folder,), _ = carried_out(config, tmp_path)
+    origin = read(folder, "provenance.json")
+    assert 1000 < origin["wall_seconds"] < 1100
+    assert 1000 < json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] < 1100
+    assert set(origin["resumed"][0]) <= {"step", "started", "command", "dirty", "commit"}
+
+
+# Checkpoints that are of no use.
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def of_other_code(path):
+    checkpoints = Checkpoints(path.parent)
+    state = checkpoints.read(6, CPU)
+    state["training"]["step"]["query"] = {"momentum": torch.zeros(3)}
+    checkpoints.write(6, state)
+
+
+def without_a_part(path):
+    checkpoints = Checkpoints(path.parent)
+    state = checkpoints.read(6, CPU)
+    del state["training"]["averaging"]
+    checkpoints.write(6, state)
+
+
+def without_its_device(path):
+    checkpoints = Checkpoints(path.parent)
+    state = checkpoints.read(6, CPU)
+    del state["device"]
+    checkpoints.write(6, state)
+
+
+def of_another_shape(path):
+    checkpoints = Checkpoints(path.parent)
+    state = checkpoints.read(6, CPU)
+    name, weight = next(iter(state["training"]["model"].items()))
+    state["training"]["model"][name] = weight[:-1]
+    checkpoints.write(6, state)
+
+
+def of_another_run(path):
+    checkpoints = Checkpoints(path.parent)
+    checkpoints.write(6, {**checkpoints.read(6, CPU), "run": "0123456789ab/0"})
+
+
+def of_other_noise(path):
+    checkpoints = Checkpoints(path.parent)
+    checkpoints.write(6, {**checkpoints.read(6, CPU), "noise_multiplier": 1.5})
+
+
+class Executes:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def that_executes(path):
+    payload = pickle.dumps({"run": Executes(path.with_name("executed"))}, protocol=2)
+    path.write_bytes(format.HEADER + hashlib.sha256(payload).digest() + payload)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (cut, "is damaged: its checksum differs"),
+        (flip, "is damaged: its checksum differs"),
+        (empty, "is damaged"),
+        (of_other_code, "step: ValueError: OnePoint keeps no state"),
+        (without_a_part, "other parts (averaging)"),
+        (without_its_device, "does not fit this code: other contents (device)"),
+        (of_another_shape, "has shape"),
+        (of_another_run, "is of another run, 0123456789ab/0"),
+        (of_other_noise, "is of noise multiplier 1.5, not 1"),
+        (that_executes, "can't be loaded"),
+    ],
+)
+def test_a_checkpoint_of_no_use_is_set_aside_and_the_one_before_used(spoil, why, tmp_path):
+    config = tiny()
+    folder = stopped(config, tmp_path, 7)
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+    spoil(folder / "checkpoint-00000006.pt")
+    _, said = carried_out(config, tmp_path)
+    (line,) = [line for line in said.splitlines() if "set aside" in line]
+    assert line.startswith("  the checkpoint of step 6 ")
+    assert why in line
+    assert not (folder / "executed").exists()
+    assert resumed_at(folder) == [4]
+    assert checkpoints(folder) == ["checkpoint-00000006.unusable"]
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_without_any_of_use_a_run_starts_from_the_beginning(tmp_path):
+    config = tiny("algo=disk")
+    folder = stopped(config, tmp_path, 7)
+    for path in folder.glob("*.pt"):
+        flip(path)
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == []
+    assert checkpoints(folder) == ["checkpoint-00000004.unusable", "checkpoint-00000006.unusable"]
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_any_flipped_byte_is_found(tmp_path):
+    there = Checkpoints(tmp_path)
+    there.write(1, {"tensor": torch.arange(5), "number": 0.5, "none": None})
+    content = there.path(1).read_bytes()
+    for at in range(0, len(content), 7):
+        there.path(1).write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        with pytest.raises(DamagedError, match=r"damaged|format"):
+            there.read(1, CPU)
+
+
+def test_a_run_begun_on_another_kind_of_device_is_left_alone(tmp_path):
+    config = tiny()
+    folder = stopped(config, tmp_path, 7)
+    there = Checkpoints(folder)
+    there.write(6, {**there.read(6, CPU), "device": "cuda"})
+    carried_out(config, tmp_path)
+    note = RunRecord(tmp_path, config_hash(config), 0).take_refusal()
+    assert note == "device=cpu: this run was begun on cuda, where it can go on; force=true starts it anew"
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+
+
+# Writing.
+
+
+def test_the_last_two_are_kept_and_none_when_the_run_has_finished(tmp_path):
+    config = tiny()
+    folder = stopped(config, tmp_path, 9, every=1)
+    assert checkpoints(folder) == ["checkpoint-00000008.pt", "checkpoint-00000009.pt"]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.glob("*.pt"))
+    carried_out(config, tmp_path)
+    assert checkpoints(folder) == []
+
+
+def test_none_is_left_of_a_run_that_diverged(tmp_path, monkeypatch):
+    original = PrivateStep.take
+
+    def broken(self, batch):
+        self.gradients.flat.vector.fill_(torch.nan)
+        return original(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", broken)
+    (folder,), _ = carried_out(tiny(), tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert status(folder) == "diverged"
+    assert checkpoints(folder) == []
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(call, tmp_path, monkeypatch):
+    original, calls = getattr(os, call), []
+
+    def full(*arguments):
+        if "checkpoint" in str(arguments[0]) or call == "fsync":
+            calls.append(arguments)
+            if len(calls) > 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*arguments)
+
+    config = tiny()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"dpbench.training.checkpoint.os.{call}", full)
+        raise_after(patch, 9, RuntimeError("stopped"))
+        (folder,), said = carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert "  no checkpoint of step 3, the run goes on: [Errno 28] No space left on device" in said
+    assert checkpoints(folder)[-1] == f"checkpoint-0000000{1 if call == 'fsync' else 2}.pt"
+    carried_out(config, tmp_path)
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_what_can_not_be_loaded_again_is_not_written(tmp_path):
+    with pytest.raises(TypeError, match=r"step\.filter\.0 is a set; only tensors and plain values"):
+        Checkpoints(tmp_path).write(1, {"step": {"filter": [{1, 2}]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_checkpoints_are_due_by_the_monotonic_clock_and_take_little_of_the_time(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(time, "time", lambda: pytest.fail("a clock that jumps"))
+    occasions = Occasions(CheckpointTimes(every_seconds=10), Interruption())
+    due = []
+    for step in range(1, 60):
+        clock.now += 1
+        if occasions.after(step).write:
+            due.append(step)
+            occasions.written(0.5 if len(due) == 2 else 0.1)
+    assert due == [10, 20, 45, 55]  # half a second is 2 % of 25
+
+
+def test_runs_in_step_are_told_the_same_about_a_step(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    occasions = Occasions(CheckpointTimes(every_seconds=10, every_steps=None), Interruption())
+    clock.now = 9
+    first = occasions.after(1)
+    clock.now = 11
+    assert occasions.after(1) == first == (False, None)
+    assert occasions.after(2) == occasions.after(2) == (True, None)
+
+
+def test_by_default_a_short_run_writes_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(Checkpoints, "write", lambda *_: pytest.fail("written"))
+    assert tiny().checkpoint == CheckpointTimes(every_seconds=600, every_steps=None)
+    whole(tiny(), tmp_path)
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "reason"),
+    [(signal.SIGTERM, Terminated, "by SIGTERM"), (signal.SIGINT, KeyboardInterrupt, "by the user")],
+)
+def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(which, error, reason, tmp_path):
+    config, handlers = tiny("algo=disk"), [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, 4, which)
+        with pytest.raises(error):
+            carried_out(config, tmp_path)
+    (folder,) = tmp_path.glob("runs/*/0")
+    assert read(folder, "status.json") == {"status": "interrupted", "reason": reason}
+    assert read(folder, "ledger.json")["releases"][0]["count"] == 5
+    assert checkpoints(folder) == ["checkpoint-00000005.pt"]
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == [5]
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_a_second_interrupt_ends_a_run_at_once(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, 4, signal.SIGINT, signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            carried_out(tiny(), tmp_path)
+    (folder,) = tmp_path.glob("runs/*/0")
+    assert read(folder, "status.json") == {"status": "interrupted", "reason": "by the user"}
+    assert read(folder, "summary.json")["steps"] == 4
+    assert checkpoints(folder) == []
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interruption():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(carried_out(tiny(), tmp_path)))
+    thread.start()
+    thread.join()
+    assert status(found[0][0][0]) == "finished"
+
+
+def test_a_command_that_is_terminated_says_so_in_its_exit_code_and_begins_no_other_run(tmp_path, monkeypatch):
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, 1, signal.SIGTERM)
+        outcome = run(tmp_path, "algo=dpsgd,disk", "-m")
+    assert outcome.code == 143
+    assert outcome.err == "interrupted; what is recorded stays, the rest runs next time\n"
+    assert len(list(tmp_path.glob("runs/*/0"))) == 1
+    outcome = run(tmp_path, "algo=dpsgd,disk", "-m")
+    assert outcome.code == 0
+    assert "goes on after step 2 of 3" in outcome.out
+
+
+# Several seeds at once.
+
+SEEDS = (0, 1, 2)
+
+
+def together(results, **settings):
+    return carried_out(tiny("algo=disk"), results, SEEDS, fuse_seeds=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def of_seeds(tmp_path_factory):
+    folders, said = together(tmp_path_factory.mktemp("seeds"))
+    assert "3 seeds at once" in said
+    return [outcome(folder) for folder in folders]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_seeds_in_step_are_stopped_at_one_step_and_go_on_together(seed, of_seeds, tmp_path):
+    """The signal comes in the step of this seed."""
+    original, calls = PrivateStep.take, []
+
+    def take(self, batch):
+        calls.append(1)
+        if len(calls) == 3 * 4 + seed + 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateStep, "take", take)
+        with pytest.raises(Terminated):
+            together(tmp_path)
+    folders, said = together(tmp_path)
+    assert said.count("goes on after step") == 3
+    assert "3 seeds at once" in said
+    assert len({tuple(resumed_at(folder)) for folder in folders}) == 1
+    assert [outcome(folder) for folder in folders] == of_seeds
+
+
+def test_seeds_that_stand_at_different_steps_share_passes_with_their_like_alone(of_seeds, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, 7, RuntimeError("stopped"))
+        folders, _ = together(tmp_path, checkpoint=CheckpointTimes(every_steps=2))
+    (folders[1] / "checkpoint-00000006.pt").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        sizes, original = set(), FusedGradients.clipped_sums
+        patch.setattr(FusedGradients, "clipped_sums", lambda self, r: (sizes.add(len(r)), original(self, r))[1])
+        folders, said = together(tmp_path)
+    assert "2 seeds at once" in said
+    assert sizes == {2}
+    assert [resumed_at(folder) for folder in folders] == [[6], [4], [6]]
+    for folder, want in zip(folders, of_seeds, strict=True):
+        got = outcome(folder)
+        assert got["ledger.json"] == want["ledger.json"]
+        for mine, other in zip(got["metrics"], want["metrics"], strict=True):
+            assert mine == pytest.approx(other, rel=1e-5)  # other passes, other rounding
+
+
+# Forced runs.
+
+
+def test_a_forced_run_starts_from_the_beginning(tmp_path):
+    config = tiny()
+    folder = stopped(config, tmp_path, 7)
+    _, said = carried_out(config, tmp_path, force=True)
+    assert "goes on" not in said
+    assert resumed_at(folder) == []
+    assert checkpoints(folder) == []
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_a_forced_run_that_is_stopped_leaves_no_older_checkpoint_to_go_on_from(tmp_path):
+    config = tiny()
+    stopped(config, tmp_path, 7)
+    folder = stopped(replace(config, force=True), tmp_path, 3)
+    assert checkpoints(folder) == ["checkpoint-00000002.pt"]
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == [2]
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_a_forced_second_run_keeps_its_checkpoints_apart_from_the_finished_record(tmp_path):
+    config = tiny()
+    (folder,), _ = carried_out(config, tmp_path)
+    want, forced = outcome(folder), replace(config, force=True)
+    again = stopped(forced, tmp_path, 7)
+    assert again.name == "0.rerun"
+    assert checkpoints(again) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+    assert checkpoints(folder) == []
+    assert "finished already" in carried_out(config, tmp_path)[1]
+    carried_out(forced, tmp_path)
+    assert not again.exists()
+    assert resumed_at(folder) == []
+    assert checkpoints(folder) == []
+    assert outcome(folder) == want
+
+
+# Noise that can't be drawn again.
+
+
+def secure():
+    return tiny("privacy.secure_noise=true")
+
+
+def test_with_secure_noise_a_checkpoint_comes_before_everything_published(tmp_path, monkeypatch):
+    original, published = RunRecord.append_metrics, []
+
+    def append(self, line):
+        published.append((line["step"], Checkpoints(self.working).steps()[0]))
+        original(self, line)
+
+    monkeypatch.setattr(RunRecord, "append_metrics", append)
+    (folder,), _ = carried_out(secure(), tmp_path)
+    assert published == [(3, 3), (6, 6), (9, 9), (10, 10)]
+    assert status(folder) == "finished"
+
+
+def test_with_secure_noise_a_run_goes_on_behind_what_was_published(tmp_path):
+    folder = stopped(secure(), tmp_path, 8, every=None)
+    before = (folder / "metrics.jsonl").read_text().splitlines()
+    carried_out(secure(), tmp_path)
+    assert resumed_at(folder) == [6]
+    after = (folder / "metrics.jsonl").read_text().splitlines()
+    assert after[0] == before[0]
+    one, other = (json.loads(lines[1]) for lines in (before, after))
+    assert one | {"seconds": 0} == other | {"seconds": 0}  # evaluated again, at the same iterate
+    assert read(folder, "ledger.json")["releases"][0]["count"] == STEPS
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_with_secure_noise_published_steps_are_not_taken_again(left, tmp_path):
+    folder = stopped(secure(), tmp_path, 8, every=None)
+    for path in sorted(folder.glob("*.pt"))[left:]:
+        flip(path)
+    carried_out(secure(), tmp_path)
+    note = RunRecord(tmp_path, config_hash(secure()), 0).take_refusal()
+    assert note is not None
+    assert note.startswith("privacy.secure_noise=True: metrics of step 6 are published")
+    assert f"after step {3 * left} would be releases" in note
+    assert read(folder, "status.json")["status"] == "failed"
+    carried_out(secure(), tmp_path, force=True)
+    assert status(folder) == "finished"
+
+
+# Settings.
+
+
+def test_the_weights_kept_are_those_evaluated(tmp_path):
+    config = replace(tiny("averaging=exponential"), keep_model=True)
+    with pytest.MonkeyPatch.context() as patch:
+        ended = []
+        original = Prepared.__new__
+        patch.setattr(Prepared, "__new__", lambda cls, *a: ended.append(original(cls, *a)) or ended[-1])
+        (folder,), _ = carried_out(config, tmp_path)
+    parts = ended[0].training.parts
+    kept = load_file(folder / "model.safetensors")
+    vector = torch.cat([kept[name].flatten() for name in parts.step.gradients.flat.names])
+    assert torch.equal(vector, parts.averaging.average(parts.step.gradients.flat.vector))
+    assert not torch.equal(vector, parts.step.gradients.flat.vector)
+
+
+def test_by_default_no_weights_are_kept(tmp_path):
+    (folder,), _ = carried_out(replace(tiny(), keep_model=False), tmp_path)
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_when_checkpoints_are_written_is_no_part_of_a_run():
+    typed = ["checkpoint.every_seconds=5", "checkpoint.every_steps=3", "keep_model=true"]
+    (job,) = compose_jobs(typed, multirun=False)
+    assert config_hash(job.config) == config_hash(composed())
+    assert job.name == "defaults"
+
+
+@pytest.mark.parametrize("typed", ["checkpoint.every_seconds=0", "checkpoint.every_steps=-1"])
+def test_times_are_positive(typed):
+    with pytest.raises(UserError, match=r"^checkpoint\.every_.*=.*: expected"):
+        composed(typed)
+
+
+def test_a_stage_that_does_not_take_its_state_up_is_found_out(tmp_path, monkeypatch):
+    config = tiny("algo=disk")
+    folder = stopped(config, tmp_path, 7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exponential, "load_state_dict", lambda self, state: None)
+        _, said = carried_out(config, tmp_path)
+    assert said.count("step: not all of it is taken up") == 2
+    assert resumed_at(folder) == []
