@@ -22,10 +22,10 @@ from dpbench.cli.job import train_job
 from dpbench.cli.launcher import Launcher, LauncherError
 from dpbench.cli.preview import print_plan
 from dpbench.cli.rounds import carry_through
+from dpbench.cli.table import Row, as_csv, print_table
 from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
 from dpbench.config.schema import register
 from dpbench.errors import UserError
-from dpbench.report.sweep import Row, as_csv, print_table
 from dpbench.tracking import Status, log_table, tracker_line
 from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded

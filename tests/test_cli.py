@@ -3,18 +3,20 @@
 import csv
 import re
 import struct
+import subprocess
+import sys
 from functools import cache
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from cli import CONF, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
+from cli import CONF, ROOT, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
 from helpers import accept_made_up_files
 from rich.console import Console
 
+from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, config_hash
-from dpbench.report.sweep import Row, print_table
 from dpbench.step import PrivateStep
 from dpbench.training.budget import budget
 
@@ -373,6 +375,14 @@ def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path)
         assert sorted(listed) == sorted(path.stem for path in folder.glob("*.yaml"))
     assert "schema" not in outcome.out
     assert records(tmp_path) == []
+
+
+def test_what_only_some_runs_need_is_not_imported_at_the_start():
+    """Each takes half a second and more."""
+    slow = ("transformers", "torchvision", "dp_accounting", "scipy.optimize", "matplotlib", "jinja2", "wandb")
+    code = f"import sys, dpbench.run; print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):

@@ -28,6 +28,7 @@ from torch import nn
 import dpbench
 from dpbench.claims import Run
 from dpbench.cli.console import make_console
+from dpbench.cli.table import COLUMNS, Row, as_csv, print_table
 from dpbench.config import compose_jobs
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.image_sources import IMAGES
@@ -41,8 +42,8 @@ from dpbench.models.pretrained import load_pretrained
 from dpbench.report.curves import power_spectra
 from dpbench.report.page import _environment
 from dpbench.report.runs import Configuration, RunView
-from dpbench.report.sweep import COLUMNS, Row, as_csv, as_text, print_table
 from dpbench.scores import text_scores
+from dpbench.spreadsheet import as_text
 from dpbench.tracking.damage import damage_of
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.safe_yaml import parse_yaml

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -158,7 +159,8 @@ class FileSource(Source):
 
     @override
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
-        found = (file.problem(root, thorough=thorough) for file in self.files)
+        with ThreadPoolExecutor() as pool:  # sums of several files at once
+            found = list(pool.map(lambda file: file.problem(root, thorough=thorough), self.files))
         return [problem for problem in found if problem is not None]
 
 

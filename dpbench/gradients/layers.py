@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from dpbench.errors import UserError
 from dpbench.gradients.attention import multihead_attention
@@ -31,7 +30,7 @@ def linear_layer(recording: Recording, layer: nn.Linear, input: Tensor) -> Tenso
     return linear(recording, recording.spread(input), layer.weight, layer.bias)
 
 
-def conv1d_of_transformers(recording: Recording, layer: Conv1D, x: Tensor) -> Tensor:
+def conv1d_of_transformers(recording: Recording, layer: Any, x: Tensor) -> Tensor:
     """Transformers' Conv1D: a linear layer whose weight is stored transposed."""
     return linear(recording, recording.spread(x), layer.weight, layer.bias, transposed=True)
 
@@ -190,7 +189,6 @@ def embedding(recording: Recording, layer: nn.Embedding, input: Tensor) -> Tenso
 
 FORWARDS: dict[type[nn.Module], Forward] = {
     nn.Linear: linear_layer,
-    Conv1D: conv1d_of_transformers,
     nn.Conv1d: convolution,
     nn.Conv2d: convolution,
     WSConv2d: standardised_convolution,
@@ -201,6 +199,10 @@ FORWARDS: dict[type[nn.Module], Forward] = {
     nn.MultiheadAttention: multihead_attention,
     nn.LSTM: lstm,
 }
+
+
+# Of libraries that take seconds to import and are not needed for other models: by the class's full name.
+FORWARDS_BY_NAME: dict[str, Forward] = {"transformers.pytorch_utils.Conv1D": conv1d_of_transformers}
 
 
 # Forwards that read their parameters through the recording alone, so that each row may have those of its own seed.
@@ -222,11 +224,13 @@ TRUSTED = ("torch", "torchvision", "transformers", "timm", "dpbench")
 
 def forward_of(layer: nn.Module) -> Forward | None:
     """The layer's computation with book-keeping; None if its kind has none, or if it may compute something else."""
-    for kind in type(layer).__mro__:
-        if kind in FORWARDS:
+    kinds: tuple[Any, ...] = type(layer).__mro__
+    for kind in kinds:
+        forward = FORWARDS.get(kind) or FORWARDS_BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+        if forward is not None:
             inherited = type(layer).forward is kind.forward
             trusted = type(layer).__module__.split(".")[0] in TRUSTED
-            return FORWARDS[kind] if inherited or trusted else None
+            return forward if inherited or trusted else None
     return None
 
 

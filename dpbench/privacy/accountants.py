@@ -6,6 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
@@ -181,7 +182,11 @@ class Account:
         if self._composes:
             self._grouped = rounding(plan, delta)
             self._made = 0
-            self._opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
+
+    @cached_property
+    def _opened(self) -> RdpAccountant | PLDAccountant:
+        """The library's accountant, whose import takes longer than a small run's first steps."""
+        return _rdp(self._plan.scheme) if self._name == "rdp" else _pld(self._scale)
 
     def epsilon(self, made: int) -> float:
         """Eps of the first so many releases, at least as many as were asked for before."""

@@ -22,8 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from scipy.optimize import brentq
-from scipy.special import erfcx, erfinv
+import scipy
 
 from dpbench.errors import require
 
@@ -74,7 +73,7 @@ def classical_eps(mu: float, delta: float) -> ClassicalGaussian:
 
 def _mills(x: float) -> float:
     """Mills' ratio of the normal distribution, upper tail over density; does not underflow."""
-    return _SQRT_HALF_PI * float(erfcx(x / math.sqrt(2)))
+    return _SQRT_HALF_PI * float(scipy.special.erfcx(x / math.sqrt(2)))
 
 
 def gaussian_log_delta(eps: float, mu: float) -> float:
@@ -145,7 +144,7 @@ def gaussian_mu(eps: float, delta: float) -> float:
     require(0 <= eps < math.inf, "eps", eps, "a finite number >= 0")
     _require_delta(delta)
     if eps == 0:
-        return 2 * math.sqrt(2) * float(erfinv(delta))
+        return 2 * math.sqrt(2) * float(scipy.special.erfinv(delta))
     target = math.log(delta)
     tail = math.sqrt(-2 * target)
     low = high = 2 * eps / (tail + math.sqrt(tail * tail + 2 * eps))  # the inequality in gaussian_eps, solved for mu
@@ -236,7 +235,7 @@ def composed_heterogeneously(guarantees: Sequence[Guarantee], slack: float) -> G
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    return float(brentq(excess, low, high, xtol=1e-300, rtol=_RTOL, maxiter=1000))
+    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=_RTOL, maxiter=1000))
 
 
 def _require_delta(delta: float) -> None:

@@ -11,7 +11,7 @@ from dpbench.claims import Cell, Finding, Kind, Outcome
 from dpbench.claims.schema import Words
 from dpbench.report.grid import NOTHING, Entry, Grid
 from dpbench.report.layout import title_of
-from dpbench.report.sweep import as_text
+from dpbench.spreadsheet import as_text
 
 COLUMNS = (
     "metric",

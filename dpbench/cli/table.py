@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.errors import visible
+from dpbench.spreadsheet import as_text
 
 COLUMNS = (
     "run",
@@ -27,8 +27,6 @@ COLUMNS = (
     "status",
     "folder",
 )
-
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(inf|nan)", re.IGNORECASE)
 
 # Left out of the printed table where no run has a value.
 OPTIONAL = ("eps as published",)
@@ -93,12 +91,6 @@ def print_table(rows: list[Row], console: Console) -> None:
     console.print()
     for row in rows:
         console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
-
-
-def as_text(cell: str) -> str:
-    """A cell that a spreadsheet takes for a text or a number, never for a formula that it carries out."""
-    formula = cell.startswith(("=", "+", "-", "@", "\t", "\r")) and not NUMBER.fullmatch(cell)
-    return f"'{cell}" if formula else cell
 
 
 def as_csv(rows: list[Row]) -> str:
