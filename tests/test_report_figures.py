@@ -23,7 +23,7 @@ from dpbench.report import palette
 from dpbench.report.figures import draw, files_of, fingerprint
 from dpbench.report.grid import build_grid
 from dpbench.report.layout import picture_of
-from dpbench.report.picture import Map, Picture, Plot
+from dpbench.report.picture import Map, Picture, Plot, Ranking
 
 PAPERS = conf_folder() / "paper"
 AXES = {"method": ("A", "B"), "data": ("X", "Y"), "eps": ("1", "8")}
@@ -193,6 +193,33 @@ def test_long_labels_of_a_map_stand_upright_within_the_picture(tmp_path):
     assert figure.axes[0].get_tightbbox().y0 >= 0
 
 
+# Rankings.
+
+
+def test_a_ranking_has_a_row_for_each_method_that_was_run(tmp_path):
+    """The best on the whole above, who lacks a panel below, whom no panel can hold beside it in a number."""
+    artefact = load_artefact(PAPERS / "beyond" / "panel_digits.yaml")
+    found = {"DP-SGD": 80.0, "DiSK": 82.0, "DP-Adam": 79.0, "DOPPLER": 81.0, "DP-FTRL": 20.0, "Du": 99.0}
+    for cell in artefact.cells:
+        method, eps = cell.at["method"], cell.at["eps"]
+        if eps in ("1", "2") and method in found and (method, eps) != ("Du", "2"):
+            for line in cell.candidates:  # all alike, whichever is chosen
+                record(tmp_path, " ".join(line), [[found[method] + seed] for seed in (-1, 0, 1)], [1.0])
+    shown = picture(artefact, Evidence(tmp_path, digest))
+    first, second, *_ = shown.panels
+    assert all(isinstance(panel, Ranking) for panel in shown.panels)
+    assert first.rows == second.rows == ("DiSK", "DOPPLER", "DP-SGD", "DP-Adam", "DP-FTRL", "Du")
+    assert first.values == (82.0, 81.0, 80.0, 79.0, 20.0, 99.0)
+    assert second.values == (82.0, 81.0, 80.0, 79.0, 20.0, None)
+    assert [panel.reference for panel in shown.panels] == [80.0, 80.0, None, None]
+    assert first.spreads == (1.0,) * 6
+    axes = draw(shown).axes[1]
+    drawn = {line.get_ydata()[0]: line.get_xdata() for line in axes.lines if line.get_marker() == "o"}
+    assert {row: list(x) for row, x in drawn.items()} == {0: [82.0], 1: [81.0], 2: [80.0], 3: [79.0]}
+    assert [text.get_text() for text in axes.texts] == ["◂ 20"]
+    assert axes.get_xlim()[0] > 70
+
+
 def test_spectra_of_recorded_gradients(tmp_path):
     """The gradient is one cosine, the noise none: power where the cosine is; behind the filter, times its gain."""
     artefact = load_artefact(PAPERS / "doppler" / "figure_2.yaml")
@@ -355,11 +382,18 @@ def test_axes_that_a_file_does_not_place_are_panels():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"x": "epsilon"}, "draw.x=epsilon: expected one of the axes method, data, eps, or epoch, step, frequency"),
+        (
+            {"x": "epsilon"},
+            "draw.x=epsilon: expected one of the axes method, data, eps, or epoch, step, frequency, value",
+        ),
         ({"x": "eps", "lines": "algo"}, "draw.lines=algo: expected one of the axes"),
         ({"x": "eps", "lines": "eps"}, "draw=eps: expected each axis in one place"),
-        ({"x": "eps", "y": "data", "lines": "method"}, "draw.lines=method: expected no lines in a map"),
-        ({"x": "epoch", "y": "data"}, "draw.y=data: expected one of the axes method, data, eps, where x is one too"),
+        ({"x": "eps", "y": "data", "lines": "method"}, "draw.lines=method: expected no lines in a picture that has y"),
+        (
+            {"x": "epoch", "y": "data"},
+            "draw.y=data: expected one of the axes method, data, eps, where x is one too or value",
+        ),
+        ({"x": "value"}, "draw.y=null: expected one of the axes method, data, eps, where x is one too or value"),
         ({"x": "eps", "colour": "red"}, "draw.colour=red: expected one of the keys x, y, lines, panels"),
         ("eps", "draw=eps: expected a mapping with x, lines, panels or y, or none"),
     ],

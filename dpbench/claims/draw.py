@@ -13,6 +13,8 @@ from dpbench.errors import require
 # What x may be besides an axis: the course of a run, by its evaluations; frequencies of recorded gradients.
 COURSE = ("epoch", "step")
 FREQUENCY = "frequency"
+# With y: each label of that axis is a row, its number a mark in it.
+VALUE = "value"
 NONE = "none"
 METHODS = "method"
 
@@ -22,10 +24,10 @@ class Draw:
     """A figure's layout; each axis of the artefact stands in one place.
 
     Attributes:
-        x: an axis; or "epoch" or "step" for learning curves, "frequency" for spectra.
+        x: an axis; or "epoch" or "step" for learning curves, "frequency" for spectra, "value" for a ranking.
         lines: axes whose labels are lines in a panel.
         panels: axes whose labels are panels.
-        y: an axis, for a map in which colour is the number; then there are no lines.
+        y: an axis, for a map in which colour is the number, or for the rows of a ranking; then there are no lines.
     """
 
     x: str
@@ -81,10 +83,12 @@ def parse_draw(content: Any, axes: Mapping[str, Labels], field: str = "draw") ->
         )
     x, y = str(content.get("x")), content.get("y")
     known = f"one of the axes {', '.join(axes)}"
-    require(x in (*axes, *COURSE, FREQUENCY), f"{field}.x", x, f"{known}, or {', '.join((*COURSE, FREQUENCY))}")
-    require(y is None or (y in axes and x in axes), f"{field}.y", y, f"{known}, where x is one too")
+    others = (*COURSE, FREQUENCY, VALUE)
+    require(x in (*axes, *others), f"{field}.x", x, f"{known}, or {', '.join(others)}")
+    fits = x != VALUE if y is None else y in axes and x in (*axes, VALUE)
+    require(fits, f"{field}.y", y, f"{known}, where x is one too or {VALUE}")
     lines, panels = (_names(content.get(key), f"{field}.{key}", axes) for key in ("lines", "panels"))
-    require(y is None or not lines, f"{field}.lines", ", ".join(lines), "no lines in a map, which has y")
+    require(y is None or not lines, f"{field}.lines", ", ".join(lines), "no lines in a picture that has y")
     used = [axis for axis in (x, y, *lines, *panels) if axis in axes]
     for axis in used:
         require(used.count(axis) == 1, field, axis, "each axis in one place")

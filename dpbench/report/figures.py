@@ -25,9 +25,9 @@ from PIL import Image
 from dpbench.claims.computed import Style
 from dpbench.claims.draw import numeric
 from dpbench.report import legend as legends
-from dpbench.report import palette
+from dpbench.report import palette, ranking
 from dpbench.report.legend import rows_of
-from dpbench.report.picture import Map, Picture, Plot, Series
+from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
 LEFT, RIGHT = 0.5, 0.13
@@ -64,7 +64,7 @@ STYLE: Any = {
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = "".join(map(inspect.getsource, (sys.modules[__name__], legends, palette)))
+    program = "".join(map(inspect.getsource, (sys.modules[__name__], legends, palette, ranking)))
     return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
 
 
@@ -96,7 +96,8 @@ class _Drawing:
         title = textwrap.wrap(picture.title, LETTERS)
         subtitle = textwrap.wrap(picture.subtitle, LETTERS + 14)
         count = len(picture.panels)
-        self.columns = columns = 1 if count == 1 or isinstance(picture.panels[0], Map) else 2
+        ranked = isinstance(picture.panels[0], Ranking)
+        self.columns = columns = count if ranked else 1 if count == 1 or isinstance(picture.panels[0], Map) else 2
         rows = -(-count // columns)
         height = self._height(columns)
         top = 0.1 + 0.15 * len(title) + 0.13 * len(subtitle) + 0.12
@@ -112,9 +113,8 @@ class _Drawing:
         for line in subtitle:
             y += 0.13
             self._text(line, y, color="#666666", size=6.8)
-        width = (WIDTH - columns * (LEFT + RIGHT)) / columns
         for place, panel in enumerate(picture.panels):
-            left = (place % columns) * (LEFT + width + RIGHT) + LEFT
+            left, width = self._across(place % columns, panel)
             upper = top + (place // columns) * (head + height + foot) + head
             box = (left / WIDTH, 1 - (upper + height) / total, width / WIDTH, height / total)
             axes = self.figure.add_axes(box)
@@ -122,17 +122,34 @@ class _Drawing:
                 axes.set_title("\n".join(self._title_of(panel)), loc="left", pad=3)
             if isinstance(panel, Map):
                 self._map(axes, panel)
+            elif isinstance(panel, Ranking):
+                ranking.draw_ranking(axes, panel, self.looks, named=place == 0)
             else:
                 self._plot(axes, panel)
+        if isinstance(picture.panels[0], Ranking):
+            # Once for all: panels are too narrow for it.
+            middle = (ranking.margin_of(picture.panels[0]) + WIDTH) / 2 / WIDTH
+            self.figure.text(middle, 0.1 / total, picture.panels[0].label, ha="center", va="bottom")
         self._legend(legend, top + rows * (head + height + foot))
+
+    def _across(self, column: int, panel: Plot | Map | Ranking) -> tuple[float, float]:
+        """Left end and width of the panels of a column."""
+        if isinstance(panel, Ranking):
+            names = ranking.margin_of(panel)
+            width = (WIDTH - names - self.columns * RIGHT) / self.columns
+            return names + column * (width + RIGHT), width
+        width = (WIDTH - self.columns * (LEFT + RIGHT)) / self.columns
+        return column * (LEFT + width + RIGHT) + LEFT, width
 
     def _height(self, columns: int) -> float:
         panel = self.picture.panels[0]
         if isinstance(panel, Map):
             return max(1.2, 0.24 * len(panel.rows))
+        if isinstance(panel, Ranking):
+            return ranking.height_of(panel)
         return PANEL[columns == 1]
 
-    def _title_of(self, panel: Plot | Map) -> list[str]:
+    def _title_of(self, panel: Plot | Map | Ranking) -> list[str]:
         """The lines of a panel's title."""
         return textwrap.wrap(panel.title, LETTERS if self.columns == 1 else PANEL_LETTERS)
 
@@ -146,6 +163,8 @@ class _Drawing:
         panel = self.picture.panels[0]
         if isinstance(panel, Map):
             return 0.42 if not _upright(panel) else 0.35 + LETTER * max(map(len, panel.columns))
+        if isinstance(panel, Ranking):
+            return 0.32
         lines = max((label.count("\n") for label in self._tick_labels(panel, 2)), default=0)
         return 0.42 + 0.1 * lines
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed import Axis, Curve, Panel, Style
-from dpbench.claims.draw import FREQUENCY, METHODS, Draw, numeric
+from dpbench.claims.draw import FREQUENCY, METHODS, VALUE, Draw, numeric
 from dpbench.claims.notation import Labels
 from dpbench.report.curves import Learning, learning_curve, power_spectra
 from dpbench.report.grid import Entry, Grid
-from dpbench.report.picture import Map, Picture, Plot, Series
+from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
 SECTIONS = {
     "doppler": "DOPPLER",
@@ -35,20 +36,22 @@ def picture_of(grid: Grid) -> Picture | None:
 
     Cells make panels where any of them has a number, printed or ours, and the file has a layout.
     """
-    artefact = grid.artefact
-    panels = tuple(_panels(grid, artefact.draw)) if artefact.draw is not None else ()
+    artefact, draw = grid.artefact, grid.artefact.draw
+    panels: tuple[Plot | Map | Ranking, ...] = ()
+    if draw is not None:
+        panels = tuple(_rankings(grid, draw) if draw.x == VALUE else _panels(grid, draw))
     if not any(_drawn(panel) for panel in panels):
         panels = ()
     computed = () if grid.computed is None else tuple(_computed(panel) for panel in grid.computed.panels)
     if not panels and not computed:
         return None
-    told = [_subtitle(grid, artefact.draw)] if artefact.draw is not None else []
+    told = [_subtitle(grid, draw)] if draw is not None else []
     return Picture(
         title=title_of(artefact),
         subtitle="; ".join([*told, *(["computed"] if not told else ["other curves computed"] if computed else [])]),
         panels=(*panels, *computed),
         names=_names((*panels, *computed)),
-        methods=METHODS in artefact.axes if artefact.draw is None else METHODS in artefact.draw.lines,
+        methods=METHODS in (artefact.axes if draw is None else (*draw.lines, draw.y)),
     )
 
 
@@ -71,33 +74,42 @@ def _subtitle(grid: Grid, draw: Draw) -> str:
     counts = sorted({entry.count for entry in there})
     runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     several = f"mean ± standard deviation of {runs} runs" if counts[-1] > 1 else "one run each"
-    if draw.y is not None and counts[-1] > 1:
+    if draw.y is not None and draw.x != VALUE and counts[-1] > 1:
         several = f"mean of {runs} runs"
     missing = len(wanted) - len(there)
     return several if not missing else f"{several}; {missing} of {len(wanted)} cells not run yet"
 
 
-def _drawn(plot: Plot | Map) -> bool:
-    if isinstance(plot, Map):
-        return any(value is not None for row in plot.values for value in row)
-    return any(series.curve.x for series in plot.series)
+def _drawn(panel: Plot | Map | Ranking) -> bool:
+    if isinstance(panel, Ranking):
+        return any(value is not None for value in panel.values)
+    if isinstance(panel, Map):
+        return any(value is not None for row in panel.values for value in row)
+    return any(series.curve.x for series in panel.series)
 
 
-def _names(panels: Sequence[Plot | Map]) -> Labels:
+def _names(panels: Sequence[Plot | Map | Ranking]) -> Labels:
+    if panels and isinstance(panels[0], Ranking):
+        return panels[0].rows
     plots = [panel for panel in panels if isinstance(panel, Plot)]
     return tuple(dict.fromkeys(series.curve.name for plot in plots for series in plot.series))
 
 
-def _panels(grid: Grid, draw: Draw) -> Iterator[Plot | Map]:
+def _by_panel(grid: Grid, draw: Draw) -> Iterator[tuple[str, dict[str, str], list[Entry]]]:
+    """Title, place and entries of each panel that has any."""
     axes = grid.artefact.axes
     # A difference is no point among the numbers that it is the difference of.
     entries = [entry for entry in grid.entries.values() if entry.cell.minus is None]
     for labels in itertools.product(*(axes[axis] for axis in draw.panels)):
         at = dict(zip(draw.panels, labels, strict=True))
         inside = [entry for entry in entries if _is_at(entry.cell, at)]
-        if not inside:
-            continue
-        title = _words({axis: label for axis, label in at.items() if len(axes[axis]) > 1})
+        if inside:
+            yield _words({axis: label for axis, label in at.items() if len(axes[axis]) > 1}), at, inside
+
+
+def _panels(grid: Grid, draw: Draw) -> Iterator[Plot | Map]:
+    axes = grid.artefact.axes
+    for title, at, inside in _by_panel(grid, draw):
         if draw.y is not None:
             yield _map(inside, axes, draw, draw.y, title)
         elif draw.x == FREQUENCY:
@@ -216,3 +228,31 @@ def _map(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, y: st
     shown = ours if any(value is not None for value in ours.values()) else printed
     values = tuple(tuple(shown.get((row, column)) for column in axes[draw.x]) for row in axes[y])
     return Map(title, draw.x, y, axes[draw.x], axes[y], values, _y_axis(entries).label)
+
+
+def _rankings(grid: Grid, draw: Draw) -> Iterator[Ranking]:
+    """Our numbers by the labels of an axis, the best on the whole first; labels without a number are left out.
+
+    The first label of the axis is what others are compared with.
+    """
+    assert draw.y is not None  # as parsed
+    labels, panels = grid.artefact.axes[draw.y], list(_by_panel(grid, draw))
+    found = [{entry.cell.at[draw.y]: entry for entry in inside if entry.value is not None} for _, _, inside in panels]
+
+    def place(label: str) -> tuple[float, float]:
+        """Whoever lacks a panel is behind, or the mean would be over the easier ones."""
+        values = [entries[label].value or 0.0 for entries in found if label in entries]
+        return (len(values), statistics.fmean(values))
+
+    rows = tuple(sorted((label for label in labels if any(label in one for one in found)), key=place, reverse=True))
+    for (title, _, inside), entries in zip(panels, found, strict=True):
+        at = [entries.get(row) for row in rows]
+        reference = entries.get(labels[0])
+        yield Ranking(
+            title,
+            f"{_y_axis(inside).label}; dotted: {labels[0]}",
+            rows,
+            tuple(None if entry is None else entry.value for entry in at),
+            tuple(None if entry is None else entry.spread for entry in at),
+            None if reference is None else reference.value,
+        )

@@ -38,7 +38,7 @@ def rows_of(picture: Picture, looks: Mapping[str, Look], width: float) -> list[l
 
 def _entries(picture: Picture, looks: Mapping[str, Look]) -> Iterator[Entry]:
     """Each line, then hollow and filled marks where there are printed numbers."""
-    plots = [panel for panel in picture.panels if isinstance(panel, Plot)]
+    plots = [panel for panel in picture.panels if isinstance(panel, Plot)]  # rankings have the names at their rows
     series = [one for plot in plots for one in plot.series if one.curve.x]
     ours = any(not one.curve.printed for one in series)
     if len(picture.names) > 1 or picture.methods:

@@ -78,6 +78,27 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """Names from top to bottom with a number each; panels of a picture stand side by side and share the names.
+
+    Attributes:
+        title: which panel it is; empty where there is one.
+        label: what the numbers and the line at the reference are.
+        rows: the names, the same in each panel.
+        values: number of each; None where there is none.
+        spreads: standard deviation of each; None where there is none.
+        reference: the number that others are compared with; None where it is missing.
+    """
+
+    title: str
+    label: str
+    rows: Labels
+    values: tuple[float | None, ...]
+    spreads: tuple[float | None, ...]
+    reference: float | None
+
+
+@dataclass(frozen=True)
 class Picture:
     """A figure.
 
@@ -91,6 +112,6 @@ class Picture:
 
     title: str
     subtitle: str
-    panels: tuple[Plot | Map, ...]
+    panels: tuple[Plot | Map | Ranking, ...]
     names: Labels
     methods: bool
