@@ -12,7 +12,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `derived` | the section that works out the `values` where the paper prints none; they are judged and counted apart |
 | `sparse` | true: only rows that `values` lists exist |
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
-| `draw` | x, lines, panels or y: by which axes a figure is laid out; x may be epoch, step, frequency or value; or none |
+| `draw` | x, lines, panels or y: the axes of a figure; x may be epoch, step, frequency or value; or none |
 | `needs` | weights, and hours of a run on a GPU as the specification estimates them |
 | `claims` | orders, trends and words beside the values; `printed: false` where the paper's numbers contradict them |
 | `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |
