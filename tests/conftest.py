@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli import run
+from cli import only_record, run
 from helpers import accept_made_up_files
+from results_command import age_by
 
 # The models are tiny: more threads only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -48,6 +49,19 @@ def _small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results_of_a_run(_small_run: Path, tmp_path: Path) -> Path:
     """A results folder of its own that holds the finished record of a small run."""
     return shutil.copytree(_small_run, tmp_path / "results")
+
+
+@pytest.fixture
+def store(results_of_a_run: Path) -> Path:
+    """The record of a finished run, as it was a day ago."""
+    age_by(results_of_a_run)
+    return results_of_a_run
+
+
+@pytest.fixture
+def record(store: Path) -> Path:
+    """Its folder there."""
+    return only_record(store)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import only_record, read, records, run, status
+from cli import read, records, run, status
 from made_up_papers import SEARCH, TABLE, loaded
 from made_up_papers import record as made_up
 from results_command import age_by, change, results
@@ -23,18 +23,6 @@ from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State
 from dpbench.tracking.record import RunRecord
 from dpbench.tracking.status import Status
-
-
-@pytest.fixture
-def store(results_of_a_run) -> Path:
-    """The record of a finished run, as it was a day ago."""
-    age_by(results_of_a_run)
-    return results_of_a_run
-
-
-@pytest.fixture
-def record(store) -> Path:
-    return only_record(store)
 
 
 def edited(name: str, **entries):

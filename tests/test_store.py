@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import ROOT, only_record, read
+from cli import ROOT, read
 from many_records import make
 from results_command import age_by, change, results, rows
 
@@ -30,18 +30,6 @@ from dpbench.tracking.status import Status
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def store(results_of_a_run) -> Path:
-    """The record of a finished run, as it was a day ago."""
-    age_by(results_of_a_run)
-    return results_of_a_run
-
-
-@pytest.fixture
-def record(store) -> Path:
-    return only_record(store)
 
 
 def statuses(folder: Path) -> list[str]:
