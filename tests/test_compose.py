@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from dpbench.config import compose_jobs, conf_folder, resolved
 from dpbench.config.compose import _Composer, load
+from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 
@@ -22,6 +23,7 @@ LINES = [
 
 def test_shared_reading_composes_what_hydra_composes():
     register()
+    find_own_stages(())
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
         composer = _Composer([])
