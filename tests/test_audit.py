@@ -42,10 +42,12 @@ from dpbench.audit.many_runs import attack_step, choose_threshold, count_errors
 from dpbench.audit.one_run import attack_run, right_guesses
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
+from dpbench.config import compose_jobs, config_hash
 from dpbench.filters import Exponential
 from dpbench.privacy import Ledger
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.query import Point
+from dpbench.tracking.reading import read_audits
 from dpbench.training.assemble import per_sample_loss
 
 CPU = torch.device("cpu")
@@ -420,6 +422,9 @@ def test_command_prints_and_keeps_what_it_found(capsys, tmp_path, monkeypatch):
     (file,) = tmp_path.glob("audits/*/audit.json")
     kept = json.loads(file.read_text())
     assert kept["verdict"] == "consistent with the claim"
+    (job,) = compose_jobs(["algo=disk", "eps=4", "device=cpu"], multirun=False)
+    assert kept["run"] == config_hash(job.config)  # whose numbers the page shows beside it
+    assert list(read_audits(tmp_path)) == [kept]
     assert kept["settings"]["runs"] == 60
     assert len(kept["findings"]) == 4
     assert sum(finding["risk"] for finding in kept["findings"]) == pytest.approx(0.05)

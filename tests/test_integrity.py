@@ -248,7 +248,7 @@ def test_a_record_of_a_wrong_shape_stops_no_other_command(reproduced, tmp_path, 
     assert states == [first, State.DONE, State.DONE, State.DONE]
     grid = build_grid(artefacts[0], Evidence(folder, hashes))
     assert write_output([grid], folder, lambda _: None)
-    found: Runs = read_runs([grid])
+    found: Runs = read_runs([grid], folder)
     assert found.count in (7, 8)
     for configuration in found.configurations:
         assert configuration.settings is not None

@@ -260,6 +260,39 @@ def test_the_scorecard_counts_each_outcome_of_each_paper(world):
     assert '<th scope="row">claims</th><td>6</td><td>6</td>' in table
 
 
+AUDIT = {
+    "verdict": "consistent with the claim",
+    "confidence": 0.95,
+    "findings": [
+        {"attack": "one step", "attacked": "a canary", "claimed_eps": 1.0, "eps_at_least": 0.81234, "violated": False},
+        {"attack": "one run", "attacked": HOSTILE, "claimed_eps": 0.9, "eps_at_least": 0.1, "violated": False},
+    ],
+}
+
+
+def test_an_audit_stands_beside_the_runs_of_its_configuration_alone(world, capsys):
+    for overrides in (NEW, OLD):
+        record(world.results, overrides, 0, 60)
+    files = {"a": AUDIT | {"run": digest(NEW.split())}, "b": AUDIT | {"run": "0123456789ab"}, "c": AUDIT | {"run": 3}}
+    for name, content in files.items():
+        (world.results / "audits" / name).mkdir(parents=True)
+        (world.results / "audits" / name / "audit.json").write_text(json.dumps(content))
+    text = world.page()
+    found = Document(text).text
+    assert (
+        found.count(
+            "Consistent with the claim. Lower bounds on eps, with 95 % confidence: one step, a canary: "
+            "at least 0.8123 of 1; one run, "
+        )
+        == 1
+    )
+    assert "<script>alert" not in text
+    shown = {section.partition('"')[0]: section for section in text.split('<details class="run" id="run-')[1:]}
+    assert "<dt>Audit</dt>" in shown[digest(NEW.split())]
+    assert "<dt>Audit</dt>" not in shown[digest(OLD.split())]
+    assert "run: expected a text" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):
     record(world.results, NEW, 0, 60)
     text = world.page()

@@ -16,7 +16,7 @@ from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audit_hash, compose
 from dpbench.cli.console import make_console
-from dpbench.config import Job, quoted, resolved
+from dpbench.config import Job, config_hash, quoted, resolved
 from dpbench.errors import UserError
 from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable, require_writable, write_atomically
@@ -44,7 +44,8 @@ Samples are not augmented. SETTINGS of the audit itself, with their defaults:
 
 {settings}
 
-The result is printed and kept as <results_dir>/audits/<hash>/audit.json.
+The result is printed and kept as <results_dir>/audits/<hash>/audit.json; the page of dpbench.reproduce has it beside
+the runs of the same configuration.
 Exit codes: 0 consistent with the claim, 1 violates the claim, 2 bad input, 3 the audit failed, 130 interrupted.
 """
 PURPOSE = {
@@ -124,6 +125,7 @@ def _audit(job: Job, settings: AuditSettings) -> int:
 def _as_json(found: Audit, job: Job, settings: AuditSettings, origin: dict[str, object]) -> str:
     content = {
         **found.as_dict(),
+        "run": config_hash(job.config),
         "settings": asdict(settings),
         "overrides": list(job.overrides),
         "config": {**resolved(job.config), "choices": job.choices},

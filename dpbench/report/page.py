@@ -33,7 +33,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         results_dir: holds their pictures, <paper>/<artefact>.svg, so these are to be drawn before.
     """
     template = _environment().get_template("page.html.jinja")
-    runs = read_runs(grids)
+    runs = read_runs(grids, results_dir)
     shown = _details(runs, template.environment)
     views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
     papers = [PaperView(key, tuple(view for view in views if view.grid.artefact.paper == key)) for key in SECTIONS]

@@ -8,12 +8,20 @@ from typing import Any
 
 from dpbench.report.grid import Grid
 from dpbench.report.run_curve import Points
-from dpbench.report.runs import Configuration, Made, Runs, RunView
-from dpbench.tracking.reading import Recorded
+from dpbench.report.runs import Configuration, Made, Runs, RunView, in_a_line
+from dpbench.tracking.reading import Recorded, read_audits
 
 
-def read_runs(grids: Iterable[Grid]) -> Runs:
-    """The runs behind the numbers of these artefacts, and those that ended badly in their place."""
+def read_runs(grids: Iterable[Grid], results_dir: Path) -> Runs:
+    """The runs behind the numbers of these artefacts, and those that ended badly in their place.
+
+    Args:
+        grids: all artefacts.
+        results_dir: has the audits.
+    """
+    audits: dict[str, list[str]] = {}
+    for audit in read_audits(results_dir):
+        audits.setdefault(audit["run"], []).append(in_a_line(audit))
     folders: dict[str, set[Path]] = {}
     users: dict[str, dict[str, None]] = {}
     for grid in grids:
@@ -22,18 +30,21 @@ def read_runs(grids: Iterable[Grid]) -> Runs:
                 folders.setdefault(folder.parent.name, set()).add(folder)
                 users.setdefault(folder.parent.name, {})[grid.artefact.where] = None
     made: dict[Made, int] = {}
-    found = [_configuration(digest, folders[digest], tuple(users[digest]), made) for digest in folders]
+    found = [
+        _configuration(digest, folders[digest], tuple(users[digest]), made, tuple(audits.get(digest, ())))
+        for digest in folders
+    ]
     return Runs(tuple(found), tuple(made))
 
 
 def _configuration(
-    digest: str, folders: Iterable[Path], artefacts: tuple[str, ...], made: dict[Made, int]
+    digest: str, folders: Iterable[Path], artefacts: tuple[str, ...], made: dict[Made, int], audits: tuple[str, ...]
 ) -> Configuration:
     ordered = sorted(folders, key=lambda folder: int(folder.name))
     records = [Recorded.read(folder).complete().warn() for folder in ordered]
     config = next((record.settings for record in records if record.settings), {})
     ledger = next((record.ledger for record in records if record.ledger), {})
-    return Configuration(digest, tuple(_run(record, made) for record in records), config, ledger, artefacts)
+    return Configuration(digest, tuple(_run(record, made) for record in records), config, ledger, artefacts, audits)
 
 
 def _run(record: Recorded, made: dict[Made, int]) -> RunView:

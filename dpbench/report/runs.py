@@ -100,6 +100,7 @@ class Configuration:
         config: content of config.yaml of the first run that has one.
         ledger: content of ledger.json, likewise.
         artefacts: tables and figures whose numbers rest on it, by their files below conf/paper.
+        audits: what was found by attacking its step, a line each.
     """
 
     digest: str
@@ -107,6 +108,7 @@ class Configuration:
     config: Mapping[str, Any]
     ledger: Mapping[str, Any]
     artefacts: tuple[str, ...]
+    audits: tuple[str, ...]
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -239,6 +241,16 @@ class Runs:
     def count(self) -> int:
         """How many runs."""
         return sum(len(configuration.runs) for configuration in self.configurations)
+
+
+def in_a_line(audit: Mapping[str, Any]) -> str:
+    """The content of an audit.json: each lower bound beside what the attacked releases are claimed to spend."""
+    bounds = "; ".join(
+        f"{one['attack']}, {one['attacked']}: at least {decimal(one['eps_at_least'])} of {decimal(one['claimed_eps'])}"
+        for one in audit["findings"]
+    )
+    verdict, confidence = str(audit["verdict"]).capitalize(), 100 * float(audit["confidence"])
+    return f"{verdict}. Lower bounds on eps, with {confidence:g} % confidence: {bounds}."
 
 
 def _stage(value: Mapping[str, Any]) -> str:

@@ -244,6 +244,17 @@ def _json(path: Path, shape: Shape) -> dict[str, Any] | None:
     return found
 
 
+def read_audits(results_dir: Path) -> Iterator[Mapping[str, Any]]:
+    """Content of each audit.json below a results folder; what is damaged is named and left out."""
+    for path in sorted((results_dir / "audits").glob("*/audit.json")):
+        try:
+            content = _json(path, shapes.AUDIT)
+        except DamageError as error:
+            tell(path.parent, {path.name: str(error)}, damaged=True)
+        else:
+            yield content or {}
+
+
 def read_settings(path: Path) -> dict[str, Any] | None:
     """The settings in a config.yaml; None where there is no such file.
 

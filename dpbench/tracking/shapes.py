@@ -138,3 +138,17 @@ SETTINGS = entries(
         "seed": WHOLE,
     }
 )
+_FINDING = {
+    **dict.fromkeys(("attack", "attacked"), WORD),
+    **dict.fromkeys(("claimed_eps", "eps_at_least"), NUMBER),
+    "violated": SWITCH,
+}
+AUDIT = entries(
+    {
+        "run": WORD,
+        "verdict": WORD,
+        "confidence": NUMBER,
+        "findings": list_of(entries(_FINDING, required=tuple(_FINDING))),
+    },
+    required=("run", "verdict", "confidence", "findings"),
+)
