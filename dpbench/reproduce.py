@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
+from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
 from dpbench.cli.console import duration, make_console
 from dpbench.config import RunConfig, compose_each, in_grammar
-from dpbench.errors import UserError
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.queue import Left, carry_out
@@ -21,13 +21,12 @@ from dpbench.reproduction.show import print_plan, reasons
 from dpbench.tracking import tracker_line
 from dpbench.tracking.record import require_writable
 from dpbench.training.devices import choose_device
-from dpbench.training.interruption import exit_code
 
 if TYPE_CHECKING:
     from dpbench.cli.launcher import Launcher
     from dpbench.reproduction.launching import Launch
 
-OK, FAILED, BAD_INPUT = 0, 1, 2
+FAILED = 1
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -35,18 +34,7 @@ errors = make_console(stderr=True)
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    words = list(sys.argv[1:] if typed is None else typed)
-    if "-h" in words or "--help" in words:
-        console.print(HELP)
-        return OK
-    try:
-        return _main(parse(words))
-    except UserError as error:
-        errors.print(f"error: {error}", style="red")
-        return BAD_INPUT
-    except KeyboardInterrupt as interruption:
-        errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
-        return exit_code(interruption)
+    return run_command(lambda words: _main(parse(words)), typed, lambda: HELP, GOES_ON)
 
 
 def _main(arguments: Arguments) -> int:
@@ -99,7 +87,7 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
         left = _carry_out(arguments, planner, launch)
     except KeyboardInterrupt as interruption:
         interrupted = interruption
-        errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
+        errors.print(GOES_ON, style="yellow")
     _print_outcome(launch, left, planner)
     # All of them, whichever were asked for: scorecard and page show them side by side.
     grids = [build_grid(artefact, planner.evidence) for artefact in load_all(arguments.claims)]

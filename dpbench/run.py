@@ -16,6 +16,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from omegaconf import DictConfig
 
+from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
 from dpbench.cli.console import make_console
 from dpbench.cli.help import help_text
 from dpbench.cli.job import train_job
@@ -34,9 +35,8 @@ from dpbench.training.budget import budget
 from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
 from dpbench.training.execution import record_of
 from dpbench.training.following import follow
-from dpbench.training.interruption import exit_code
 
-OK, FAILED, BAD_INPUT = 0, 1, 2
+FAILED = 1
 NO_REASON = "its record does not say why"
 # Carries out some jobs, with further overrides; see `carry_through`.
 Start = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
@@ -47,22 +47,16 @@ errors = make_console(stderr=True)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    typed = list(sys.argv[1:] if arguments is None else arguments)
     register()
-    try:
-        with torchrun_team() as team:
-            return _follow(team, typed) if isinstance(team, TorchTeam) and not team.leads else _main(typed)
-    except UserError as error:
-        errors.print(f"error: {error}", style="red")
-        return BAD_INPUT
-    except KeyboardInterrupt as interruption:
-        return _interrupted(interruption)
+    return run_command(_team, arguments, help_text, GOES_ON)
+
+
+def _team(typed: list[str]) -> int:
+    with torchrun_team() as team:
+        return _follow(team, typed) if isinstance(team, TorchTeam) and not team.leads else _main(typed)
 
 
 def _main(typed: list[str]) -> int:
-    if "-h" in typed or "--help" in typed:
-        console.print(help_text())
-        return OK
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
     overrides = [_written_out(quoted(override)) for override in options.overrides]
@@ -192,7 +186,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], Start], *, multirun: 
     if sweep and any(row.summary for row in rows):
         kept = _keep_table(rows, jobs, results / "sweeps" / sweep, group)
     if interrupted is not None:
-        return _interrupted(interrupted)
+        raise interrupted
     return _complain(rows) or (OK if kept else FAILED)
 
 
@@ -243,11 +237,6 @@ def _fused(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
     fuse = jobs[0].config.fuse_seeds
     several = len({job.config.seed for job in jobs}) > 1
     return bool(several and fuse and not (elsewhere and fuse == "auto"))
-
-
-def _interrupted(interruption: KeyboardInterrupt) -> int:
-    errors.print("interrupted; what is recorded stays, the rest runs next time", style="yellow")
-    return exit_code(interruption)
 
 
 def _launch(flags: list[str], overrides: list[str]) -> str | None:

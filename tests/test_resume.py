@@ -17,6 +17,7 @@ from helpers import composed
 from resuming import STEPS, DropoutMLP, carried_out, checkpoints, outcome, resumed_at, signalled, stopped, tiny, whole
 from safetensors.torch import load_file
 
+from dpbench.cli.command import Terminated
 from dpbench.config import compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import UserError
@@ -28,7 +29,7 @@ from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
 from dpbench.training.execution import Prepared
-from dpbench.training.interruption import Interruption, Occasions, Terminated
+from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.resume import GLOBAL, Training
 
 ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))

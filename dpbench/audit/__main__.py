@@ -15,6 +15,7 @@ from dpbench.audit.attacks import audit
 from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audit_hash, compose
+from dpbench.cli.command import run_command
 from dpbench.cli.console import make_console
 from dpbench.config import Job, config_hash, quoted, resolved
 from dpbench.errors import UserError
@@ -22,7 +23,7 @@ from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable, require_writable, write_atomically
 from dpbench.training.devices import choose_device, prepare_device
 
-CONSISTENT, VIOLATED, BAD_INPUT, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+CONSISTENT, VIOLATED, FAILED = 0, 1, 3
 
 HELP = """\
 python -m dpbench.audit [GROUP=OPTION | SETTING=VALUE] ... [-cd FOLDER]
@@ -61,19 +62,16 @@ errors = make_console(stderr=True)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    typed = list(sys.argv[1:] if arguments is None else arguments)
-    if "-h" in typed or "--help" in typed:
-        console.print(help_text())
-        return CONSISTENT
+    return run_command(_main, arguments, help_text, "interrupted; nothing is kept")
+
+
+def _main(typed: list[str]) -> int:
+    job, settings = _parsed(typed)
     try:
-        return _audit(*_parsed(typed))
-    except UserError as error:
-        errors.print(f"error: {error}", style="red")
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        errors.print("interrupted; nothing is kept", style="yellow")
-        return INTERRUPTED
-    except Exception:
+        return _audit(job, settings)
+    except UserError:
+        raise
+    except Exception:  # 1 would say that it violates the claim
         errors.print(traceback.format_exc(), style="red")
         return FAILED
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpbench.cli.command import OK, run_command
 from dpbench.cli.console import make_console
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
@@ -39,31 +40,28 @@ costs, and each run's guarantee in words. Reads no data and trains nothing.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    console, errors = make_console(), make_console(stderr=True)
+    return run_command(_main, arguments, lambda: USAGE, "interrupted")
+
+
+def _main(typed: list[str]) -> int:
     parser = argparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
-    parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--grid", type=int, default=10)
     parser.add_argument("-cd", "--config-dir", type=Path)
     parser.add_argument("overrides", nargs="*")
     try:
-        options = parser.parse_intermixed_args(arguments)
-        if options.help:
-            console.print(USAGE)
-            return 0
-        if options.grid < 1:
-            raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
-        folder = options.config_dir
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"-cd {folder}: no such folder")
-        folders = [] if folder is None else [folder.absolute()]
-        register()
-        overrides = [quoted(override) for override in options.overrides]
-        jobs = compose_jobs(overrides, multirun=True, config_dirs=folders)
-        _print(jobs, options.grid, console)
-    except (UserError, argparse.ArgumentError) as error:
-        errors.print(f"error: {error}", style="red")
-        return 2
-    return 0
+        options = parser.parse_intermixed_args(typed)
+    except argparse.ArgumentError as error:
+        raise UserError(str(error)) from error
+    if options.grid < 1:
+        raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
+    folder = options.config_dir
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"-cd {folder}: no such folder")
+    folders = [] if folder is None else [folder.absolute()]
+    register()
+    overrides = [quoted(override) for override in options.overrides]
+    _print(compose_jobs(overrides, multirun=True, config_dirs=folders), options.grid, make_console())
+    return OK
 
 
 def _print(jobs: list[Job], grid: int, console: Console) -> None:

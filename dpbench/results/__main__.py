@@ -5,28 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from dpbench.cli.command import OK, run_command
 from dpbench.cli.console import make_console
-from dpbench.errors import UserError
 from dpbench.results.arguments import HELP, Arguments, parse
 
-OK, WRONG, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+WRONG = 1
 
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    words = list(sys.argv[1:] if typed is None else typed)
-    errors = make_console(stderr=True)
-    if "-h" in words or "--help" in words:
-        make_console().print(HELP)
-        return OK
-    try:
-        return OK if _main(parse(words)) else WRONG
-    except UserError as error:
-        errors.print(f"error: {error}", style="red")
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        errors.print("interrupted", style="yellow")
-        return INTERRUPTED
+    return run_command(lambda words: OK if _main(parse(words)) else WRONG, typed, lambda: HELP, "interrupted")
 
 
 def _main(arguments: Arguments) -> bool:

@@ -9,20 +9,12 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+from dpbench.cli.command import Terminated
 from dpbench.config.schema import CheckpointTimes
 
 # Checkpoints take at most this share of the time, however long one takes.
 LARGEST_SHARE = 0.02
 NOTICE = b"\ninterrupted: ends after this step, with a checkpoint; once more ends at once\n"
-
-
-class Terminated(KeyboardInterrupt):
-    """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
-
-
-def exit_code(interruption: KeyboardInterrupt) -> int:
-    """What shells say of a process that a signal ended."""
-    return 128 + (signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT)
 
 
 class StoppedError(Exception):

@@ -1,0 +1,49 @@
+"""What all commands have in common: their help, and how they end where something is wrong."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from dpbench.cli.console import make_console
+from dpbench.errors import UserError
+
+OK, BAD_INPUT = 0, 2
+# Of commands whose runs go on where they were stopped.
+GOES_ON = "interrupted; what is recorded stays, the rest runs next time"
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
+
+
+def exit_code(interruption: KeyboardInterrupt) -> int:
+    """What shells say of a process that a signal ended."""
+    return 128 + (signal.SIGTERM if isinstance(interruption, Terminated) else signal.SIGINT)
+
+
+def run_command(
+    body: Callable[[list[str]], int], typed: Sequence[str] | None, help_text: Callable[[], str], interrupted: str
+) -> int:
+    """Run a command line; returns the exit code.
+
+    Args:
+        body: given the words of the line, does what they ask for and returns the exit code.
+        typed: the words; None for those of the process.
+        help_text: what -h prints.
+        interrupted: what is said where the user or the system ended it.
+    """
+    words = list(sys.argv[1:] if typed is None else typed)
+    if "-h" in words or "--help" in words:
+        make_console().print(help_text())
+        return OK
+    errors = make_console(stderr=True)
+    try:
+        return body(words)
+    except UserError as error:
+        errors.print(f"error: {error}", style="red")
+        return BAD_INPUT
+    except KeyboardInterrupt as interruption:
+        errors.print(interrupted, style="yellow")
+        return exit_code(interruption)
