@@ -47,7 +47,7 @@ def test_an_epoch_of_classes(name, data_root, tmp_path):
 
 @pytest.mark.slow
 def test_an_epoch_of_a_language_model_is_scored_by_five_metrics(data_root, tmp_path):
-    """A model that has learnt nothing has the perplexity of 50,257 equally likely tokens."""
+    """The frequencies of tokens alone would give a perplexity of 163 on the test split."""
     # The step suits weights from nothing; that of the data set is for pretrained ones.
     settings = (
         "dataset=e2e",
@@ -58,7 +58,7 @@ def test_an_epoch_of_a_language_model_is_scored_by_five_metrics(data_root, tmp_p
         *TINY_GPT2,
     )
     summary = summary_of(tmp_path, *settings)
-    assert summary["perplexity"] < 2000
+    assert summary["perplexity"] < 100
     meteor = "meteor" if "meteor" in summary else "meteor_without_synonyms"
     assert all(math.isfinite(summary[name]) for name in ("bleu", "rouge_l", meteor, "nist", "cider"))
 
