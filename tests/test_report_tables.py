@@ -14,6 +14,7 @@ from dpbench.config import conf_folder
 from dpbench.report.grid import Grid, build_grid
 from dpbench.report.scorecard import as_markdown as scorecard
 from dpbench.report.scorecard import newest_record
+from dpbench.report.selection import selection_of
 from dpbench.report.tables import as_csv, as_markdown
 
 NEW, OLD = "dataset=digits algo=disk eps=1", "dataset=digits algo=dpsgd eps=1"
@@ -134,6 +135,12 @@ def test_how_numbers_are_chosen_is_disclosed(world):
 def test_the_best_over_a_run_is_called_a_choice_on_test_data(world):
     text = grid_of(world, change=lambda text: text.replace("needs:", "statistic: best\nneeds:")).selection[0]
     assert "choice made on test data" in text
+
+
+def test_a_search_whose_eps_counts_its_runs_is_told():
+    text = "\n".join(selection_of(load_artefact(conf_folder() / "paper" / "beyond" / "panel_digits.yaml")))
+    assert "in 108 of 108 searches counted: eps is that of the best run of a random search" in text
+    assert "not counted" not in text
 
 
 def test_tuning_that_is_paid_for_by_noise_is_told():

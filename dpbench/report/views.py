@@ -16,7 +16,7 @@ from dpbench.report.grid import Entry, Grid
 from dpbench.report.inline_svg import inline_svg
 from dpbench.report.layout import SECTIONS
 
-FIGURE_LIMIT = 150_000
+FIGURE_LIMIT = 200_000
 # Tables with more numbers are folded, and so are those of which nothing has been run.
 UNFOLDED = 40
 
