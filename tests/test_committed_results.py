@@ -15,6 +15,7 @@ from dpbench.report.grid import build_grid
 from dpbench.report.scorecard import as_markdown
 from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
+from dpbench.reproduction.standing import trained
 
 RESULTS = ROOT / "results"
 MOST_BYTES = 50 * 2**20
@@ -49,8 +50,13 @@ def test_every_record_is_whole():
 
 def test_the_scorecard_is_that_of_the_records_and_readme_has_its_numbers():
     committed()
-    evidence = Evidence(RESULTS, Hashes(RecordIndex(RESULTS)))
-    grids = [build_grid(artefact, evidence) for artefact in load_all(conf_folder() / "paper")]
+    artefacts, hashes = load_all(conf_folder() / "paper"), Hashes(RecordIndex(RESULTS))
+    cells = [cell for artefact in artefacts for cell in artefact.cells if trained(cell)]
+    hashes.prepare(
+        candidate for cell in cells for candidate in cell.candidates
+    )  # composed together, in a tenth of the time
+    evidence = Evidence(RESULTS, hashes)
+    grids = [build_grid(artefact, evidence) for artefact in artefacts]
     written = (RESULTS / "scorecard.md").read_text()
     assert as_markdown(grids) == written
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line in written.splitlines()]
