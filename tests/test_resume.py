@@ -8,6 +8,7 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -407,6 +408,15 @@ def test_by_default_a_short_run_writes_none(tmp_path, monkeypatch):
 # Signals.
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """SIGINT interrupts, also where a shell started these tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize(
     ("which", "error", "reason"),
     [(signal.SIGTERM, Terminated, "by SIGTERM"), (signal.SIGINT, KeyboardInterrupt, "by the user")],
@@ -427,6 +437,7 @@ def test_a_signal_ends_a_run_after_the_step_with_a_checkpoint(which, error, reas
     assert outcome(folder) == whole(config, tmp_path)
 
 
+@pytest.mark.usefixtures("heeded")
 def test_a_second_interrupt_ends_a_run_at_once(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         signalled(patch, 4, signal.SIGINT, signal.SIGINT)

@@ -195,7 +195,8 @@ def test_a_record_s_texts_are_texts_on_the_page():
         "optim": {"kind": SCRIPT, "x": SCRIPT},
     }
     ledger = {"accountant": SCRIPT, "sampler": SCRIPT, "neighbouring": SCRIPT, "correlation": SCRIPT}
-    one = Configuration("abc", (run_of,), {**config, "choices": {"algo": SCRIPT, "optim": SCRIPT}}, ledger, ())
+    config["choices"] = {"algo": SCRIPT, "optim": SCRIPT}
+    one = Configuration("abc", (run_of,), config, ledger, (), (SCRIPT,))
     module: Any = _environment().get_template("run.html.jinja").module
     html = str(module.details(one, f"a{SCRIPT}", None))
     assert "<script" not in html
