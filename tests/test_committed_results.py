@@ -1,7 +1,9 @@
 """What results/ claims is what its records say, and README says no more."""
 
+import math
 import re
 import shutil
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -11,11 +13,12 @@ from results_command import results as results_command
 
 from dpbench.claims import Evidence, Scorecard, load_all
 from dpbench.config import conf_folder
-from dpbench.report.grid import build_grid
+from dpbench.report.grid import Entry, Grid, build_grid
 from dpbench.report.scorecard import as_markdown
 from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
 from dpbench.reproduction.standing import trained
+from dpbench.tracking.reading import read_audits
 
 RESULTS = ROOT / "results"
 MOST_BYTES = 50 * 2**20
@@ -48,17 +51,70 @@ def test_every_record_is_whole():
     assert outcome.code == 0, outcome.out
 
 
-def test_the_scorecard_is_that_of_the_records_and_readme_has_its_numbers():
+@pytest.fixture(scope="module")
+def grids() -> list[Grid]:
+    """Every table and figure, as the committed records have it."""
     committed()
     artefacts, hashes = load_all(conf_folder() / "paper"), Hashes(RecordIndex(RESULTS))
     cells = [cell for artefact in artefacts for cell in artefact.cells if trained(cell)]
-    hashes.prepare(
-        candidate for cell in cells for candidate in cell.candidates
-    )  # composed together, in a tenth of the time
+    # Composed together, in a tenth of the time.
+    hashes.prepare(candidate for cell in cells for candidate in cell.candidates)
     evidence = Evidence(RESULTS, hashes)
-    grids = [build_grid(artefact, evidence) for artefact in artefacts]
+    return [build_grid(artefact, evidence) for artefact in artefacts]
+
+
+def test_the_scorecard_is_that_of_the_records_and_readme_has_its_numbers(grids):
     written = (RESULTS / "scorecard.md").read_text()
     assert as_markdown(grids) == written
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line in written.splitlines()]
     card = Scorecard(tuple(finding for grid in grids for finding in grid.findings))
     assert len([row for row in rows if row.startswith("| ")]) >= len(card.papers)
+
+
+def table_rows(text: str) -> dict[str, list[str]]:
+    """Cells of the rows of Markdown tables, by the first one."""
+    rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    )
+    return {name: cells for name, *cells in rows}
+
+
+def test_the_page_of_the_panel_has_the_numbers_of_its_records(grids):
+    (grid,) = (grid for grid in grids if grid.artefact.where == "beyond/panel_digits.yaml")
+    found: dict[str, list[Entry]] = {}
+    for entry in grid.entries.values():
+        found.setdefault(entry.cell.at["method"], []).append(entry)
+    measured, _, audited = (
+        (ROOT / "docs" / "panel.md").read_text().partition("## Found on digits")[2].partition("Audits of")
+    )
+    shown = {name: cells for name, cells in table_rows(measured).items() if name in found}
+    assert len(shown) == 9
+    for name, (*cells, against) in shown.items():
+        assert cells == [entry.ours.partition(" (")[0] for entry in found[name]]
+        pairs = list(zip(found[name], found["DP-SGD"], strict=True))
+        difference = statistics.fmean(one.value - other.value for one, other in pairs)
+        error = math.hypot(*(one.spread for pair in pairs for one in pair)) / math.sqrt(5) / len(pairs)
+        assert against == ("" if name == "DP-SGD" else f"{difference:+.1f} ± {error:.1f}")
+    bounds = {
+        audit["config"]["algo"]["name"]: [f"{one['eps_at_least']:.2f}" for one in audit["findings"]]
+        for audit in read_audits(RESULTS)
+    }
+    of = {
+        "DP-SGD": "dpsgd",
+        "DOPPLER": "doppler",
+        "DiSK": "disk",
+        "DP-PMLF": "dp_pmlf",
+        "ADP": "adp",
+        "DC-SGD-E": "dcsgd_e",
+    }
+    told = table_rows(audited)
+    assert {name: told[name] for name in of} == {name: bounds[algorithm] for name, algorithm in of.items()}
+
+
+def test_findings_have_the_means_of_the_tables_alone():
+    """What is printed stands in those tables, too."""
+    committed()
+    for page in sorted((ROOT / "docs" / "findings").glob("*.md")):
+        tables = "".join(path.read_text() for path in sorted((RESULTS / page.stem).glob("*.md")))
+        told = set(re.findall(r"\d+\.\d\d ± \d+\.\d\d", page.read_text()))
+        assert told <= set(re.findall(r"\d+\.\d\d ± \d+\.\d\d", tables)), page
