@@ -38,8 +38,8 @@ from dpbench.training.following import follow
 
 FAILED = 1
 NO_REASON = "its record does not say why"
-# Carries out some jobs, with further overrides; see `carry_through`.
-Start = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
+# Carries out some jobs with further overrides for all of them; with those given it is a Start of rounds.py.
+StartWith = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -76,7 +76,7 @@ def _main(typed: list[str]) -> int:
         return OK
     hydras = [line for line in overrides if line.startswith("hydra")]
 
-    def starting(sweep: str | None) -> Start:
+    def starting(sweep: str | None) -> StartWith:
         if sweep is None:
             return partial(_start_one, flags, overrides)
         where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
@@ -150,7 +150,7 @@ def _refuse_twins(jobs: list[Job]) -> None:
             raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
 
 
-def _run(jobs: list[Job], starting: Callable[[str | None], Start], *, multirun: bool) -> int:
+def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multirun: bool) -> int:
     """Carry out jobs and say what came of them.
 
     Args:
