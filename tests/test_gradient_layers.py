@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from dpbench.gradients import FlatParameters, PerSampleGradients, uses
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.per_sample import Books
+from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.summands import Factored, Held
 from dpbench.gradients.uses import Lookup, Outer, Patches
 from dpbench.models.layers import StdConv2d, WSConv2d
@@ -401,6 +402,41 @@ def test_layer_norm_and_rms_norm(seed, kind, tokens, shape, affine, bias):
 
 
 # Embeddings
+
+
+@SHAPES
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 1),
+    st.integers(1, 2),
+    st.booleans(),
+    st.sampled_from([torch.contiguous_format, torch.channels_last]),
+)
+def test_max_pooling(seed, kernel, stride, padding, dilation, ceil, layout):
+    torch.manual_seed(seed)
+    pool = nn.MaxPool2d(kernel, stride, min(padding, kernel // 2), dilation, ceil_mode=ceil)
+    x = torch.randn(4, 2, 7, 8).contiguous(memory_format=layout)
+    assert_exact(read_out(nn.Conv2d(2, 3, 2), pool, nn.Conv2d(3, 2, 1), example=x), x)
+
+
+def test_max_pooling_takes_the_pixel_that_torch_takes_of_several_equal_ones():
+    pool = nn.MaxPool2d(2)
+    x = torch.randint(2, (6, 3, 8, 8)).float().requires_grad_()
+    weights = torch.randn(6, 3, 4, 4)
+
+    def maxima_and_gradient(forward):
+        maxima = forward(x)
+        return maxima.detach(), *torch.autograd.grad(maxima, x, weights)
+
+    want = maxima_and_gradient(pool)
+    got = maxima_and_gradient(lambda t: max_pooling(None, pool, t))
+    assert all(map(torch.equal, got, want))
+    # The same maxima, of the last of equal pixels: the check above does see which pixel is taken.
+    last, elsewhere = maxima_and_gradient(lambda t: pool(t.flip(2, 3)).flip(2, 3))
+    assert torch.equal(last, want[0])
+    assert not torch.equal(elsewhere, want[1])
 
 
 @SHAPES

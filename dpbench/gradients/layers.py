@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.attention import multihead_attention
 from dpbench.gradients.parts import bias_parts, linear
+from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import Part, Recording
 from dpbench.gradients.recurrent import lstm
 from dpbench.gradients.uses import Direct, Lookup, Patches, Standardisation, StandardisedPatches, Term
@@ -198,6 +199,7 @@ FORWARDS: dict[type[nn.Module], Forward] = {
     nn.Embedding: embedding,
     nn.MultiheadAttention: multihead_attention,
     nn.LSTM: lstm,
+    nn.MaxPool2d: max_pooling,
 }
 
 
@@ -215,6 +217,7 @@ BY_SEED: frozenset[Forward] = frozenset(
         group_norm,
         layer_norm,
         embedding,
+        max_pooling,
     }
 )
 

@@ -18,6 +18,7 @@ from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import Gradients, by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
 from dpbench.gradients.loss import Loss, sample_losses
+from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
 from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
@@ -117,6 +118,8 @@ class PerSampleGradients:
             forward = forward_of(layer)
             whole = forward is not None
             slots = [(slot, p) for slot, p in layer.named_parameters(recurse=whole) if id(p) in trained]
+            if forward is max_pooling:  # the one kind that has no parameters
+                self._layers.append((layer, forward))
             if not slots:
                 continue
             group = len(set(self._groups.values())) if per_layer else 0

@@ -1,0 +1,46 @@
+"""Max pooling in the layout in which torch's CPU kernel is vectorised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from typing_extensions import override
+
+from dpbench.gradients.recording import Recording
+
+
+def max_pooling(recording: Recording, layer: nn.MaxPool2d, input: Tensor) -> Tensor:
+    """MaxPool2d: the same maxima, and the same pixel of several equal ones, as the layer's own.
+
+    With its channels last, a plane of floats is pooled some eight times faster on a CPU, more than both copies cost.
+    """
+    if input.device.type != "cpu" or input.dim() != 4 or not input.is_contiguous() or layer.return_indices:
+        own: Tensor = nn.MaxPool2d.forward(layer, input)
+        return own
+    settings = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
+    pooled: Tensor = _ChannelsLast.apply(input, settings)
+    return pooled
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """Forward with the channels last, backward in the input's layout, where what follows is fastest."""
+
+    @override
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, settings: tuple[Any, ...]) -> Tensor:
+        last = x.contiguous(memory_format=torch.channels_last)
+        output, indices = torch.ops.aten.max_pool2d_with_indices(last, *settings)
+        ctx.save_for_backward(x, indices)
+        ctx.settings = settings
+        return output.contiguous()  # type: ignore[no-any-return]
+
+    @override
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        x, indices = ctx.saved_tensors
+        pool = torch.ops.aten.max_pool2d_with_indices_backward
+        return pool(gradient.contiguous(), x, *ctx.settings, indices.contiguous()), None
