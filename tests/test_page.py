@@ -365,6 +365,13 @@ def test_details_of_runs_that_do_not_fit_give_way(world, monkeypatch):
     assert less.count("<polyline") == 1
 
 
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_a_run_that_was_evaluated_once_has_no_curve(world, evaluations):
+    path = record(world.results, NEW, 0, 60) / "metrics.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:evaluations]))
+    assert world.page().count("<polyline") == evaluations - 1
+
+
 def test_large_tables_are_folded(world, monkeypatch):
     record(world.results, NEW, 0, 60)
     assert "Table of 4 numbers" not in world.page()

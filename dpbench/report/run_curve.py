@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 34, 252, 18, 98
 
 
 def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool = False) -> Markup | None:
-    """A picture of a number by epoch, a line for each curve; None where there is nothing to draw.
+    """A picture of a number by epoch, a line for each curve; None where no curve has two points.
 
     Args:
         curves: (epoch, number) of each run; numbers that are not finite are left out.
@@ -25,7 +25,7 @@ def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool = 
         unit: of the number, or nothing.
         merged: draw one line, the mean of all, instead.
     """
-    finite = [found for curve in curves if (found := _finite(curve))]
+    finite = [found for curve in curves if len(found := _finite(curve)) > 1]
     drawn = _mean(finite) if merged else finite
     if not drawn:
         return None
