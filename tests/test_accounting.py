@@ -19,6 +19,7 @@ from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountant
 from dpbench.privacy.accountants import Account, coarse, discretisation, event, pass_multiplier
 from dpbench.privacy.closed_forms import composed_mu, gaussian_delta, gaussian_eps
 from dpbench.privacy.correlation import Tree
+from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
 
 DELTA = 1e-5
@@ -585,6 +586,28 @@ def test_a_ledger_continues_in_the_middle_of_different_releases_beside_parts():
     assert resumed.complete()
     assert resumed.state_dict() == first.state_dict()
     assert resumed.epsilon() == epsilon(plan, DELTA, "rdp", eps_scale=1.0)
+
+
+def test_a_ledger_writes_every_release_in_its_order_and_a_changing_noise_as_one_entry():
+    multipliers = [4.0, 3.5, 3.5, 3.0, 2.5, 2.0, 2.0, 2.0]
+    releases = [Release(0.1 if t < 7 else 0.2, z, BESIDE if t < 2 else ()) for t, z in enumerate(multipliers)]
+    opened = ledger_of(Plan.of(releases))
+    for release in releases:
+        opened.record(release)
+    entries = opened.state_dict()["releases"]
+    written = [
+        Release(entry["sampling_rate"], multiplier, tuple(Part(**part) for part in entry["beside"]))
+        for entry in entries
+        for multiplier in entry["noise_multipliers"]
+        for _ in range(entry["count"])
+    ]
+    assert written == releases
+    assert releases_in(entries) == 8
+    falling = [Release(0.1, 4.0 - 0.01 * t) for t in range(300)]
+    opened = ledger_of(Plan.of(falling))
+    for release in falling:
+        opened.record(release)
+    assert len(opened.state_dict()["releases"]) == 1
 
 
 def test_pass_multiplier_of_no_release_is_none():

@@ -266,7 +266,12 @@ def test_a_broken_step_is_not_that_of_the_publication(algo, broken, monkeypatch)
 
 def noise_problem(run, size):
     """What is wrong with the noise of a run, in units of the ledger's multiplier times the sensitivity; or None."""
-    multipliers = [r["noise_multiplier"] for r in run.ledger.state_dict()["releases"] for _ in range(r["count"])]
+    multipliers = [
+        multiplier
+        for entry in run.ledger.state_dict()["releases"]
+        for multiplier in entry["noise_multipliers"]
+        for _ in range(entry["count"])
+    ]
     noise = torch.stack([b - a for a, b in zip(run.means, run.released, strict=True)]) * size
     noise /= torch.tensor(multipliers).mul(torch.tensor(run.sensitivities)).unsqueeze(1)
     # 13,000 draws: the two-sided test at level 1e-6 notices a std that is 4 % off.

@@ -72,8 +72,8 @@ def record(
             "delta": 1.25e-5,
             "planned": 321,
             "releases": [
-                {"sampling_rate": 0.178, "noise_multiplier": 1.234, "beside": [], "count": 300},
-                {"sampling_rate": 0.178, "noise_multiplier": 2.468, "beside": [], "count": 21},
+                {"sampling_rate": 0.178, "noise_multipliers": [1.234], "beside": [], "count": 300},
+                {"sampling_rate": 0.178, "noise_multipliers": [2.468], "beside": [], "count": 21},
             ],
             "eps": 0.987,
         },

@@ -100,16 +100,17 @@ def test_the_ledger_holds_every_release_and_what_they_cost(finished):
     ledger, summary = read(finished, "ledger.json"), read(finished, "summary.json")
     assert ledger["planned"] == STEPS
     assert ledger["releases"] == [
-        {"sampling_rate": RATE, "noise_multiplier": summary["noise_multiplier"], "beside": [], "count": STEPS}
+        {"sampling_rate": RATE, "noise_multipliers": [summary["noise_multiplier"]], "beside": [], "count": STEPS}
     ]
     assert ledger["neighbouring"] == "add or remove one sample"
     assert (ledger["sampler"], ledger["mechanism"], ledger["accountant"]) == ("poisson", "gaussian", "pld")
 
     accountant = PLDAccountant(value_discretization_interval=ledger["discretisation"])
     for release in ledger["releases"]:
-        gaussian = dp_accounting.GaussianDpEvent(release["noise_multiplier"])
-        sampled = dp_accounting.PoissonSampledDpEvent(release["sampling_rate"], gaussian)
-        accountant.compose(sampled, release["count"])
+        for multiplier in release["noise_multipliers"]:
+            gaussian = dp_accounting.GaussianDpEvent(multiplier)
+            sampled = dp_accounting.PoissonSampledDpEvent(release["sampling_rate"], gaussian)
+            accountant.compose(sampled, release["count"])
     assert accountant.get_epsilon(ledger["delta"]) == pytest.approx(ledger["eps"], rel=1e-6)
     assert ledger["eps"] == summary["eps"]
 

@@ -225,6 +225,13 @@ def test_micro_batch_on_a_cpu_depends_on_its_memory_alone(monkeypatch):
     assert sizes[0] == 1 < sizes[1] < sizes[2] == 128
 
 
+def test_small_models_take_more_samples_at_once_on_a_cpu_and_large_ones_do_not():
+    small, larger = micro_batch_of("model=linear"), micro_batch_of("model=mlp")
+    assert small > 2 * larger > 2 * 1024
+    assert micro_batch_of("model=linear", "algo=disk") == small // 2
+    assert micro_batch_of("dataset=cifar10", "model=cnn5") == 128
+
+
 def test_micro_batch_counts_views_and_iterates(monkeypatch):
     monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _: 2**28)
     one = micro_batch_of("dataset=cifar10", "model=cnn5")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from dpbench.privacy.accountants import Account, discretisation, epsilon
@@ -88,7 +89,10 @@ class Ledger:
         return self._spent[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """The ledger as plain values, also what ledger.json holds."""
+        """The ledger as plain values, also what ledger.json holds.
+
+        Each entry of "releases" stands for "count" releases at each of its "noise_multipliers", one after the other.
+        """
         scheme, correlation = self.plan.scheme, self.plan.correlation
         return {
             "neighbouring": scheme.neighbouring,
@@ -102,10 +106,7 @@ class Ledger:
             "published_eps": self.published_eps,
             "delta": self.delta,
             "planned": len(self.plan),
-            "releases": [
-                {**run.release._asdict(), "beside": [part._asdict() for part in run.release.beside], "count": run.times}
-                for run in self._runs
-            ],
+            "releases": [_entry(list(alike)) for _, alike in groupby(self._runs, _but_for_noise)],
         }
 
     def load_state_dict(self, state: dict[str, Any], asked: Sequence[int] = ()) -> None:
@@ -122,10 +123,7 @@ class Ledger:
         ours = self.state_dict()
         if any(state[key] != ours[key] for key in ("sampler", "epoch", "correlation", "delta", "planned")):
             raise BudgetError("the ledger to continue is of another plan")
-        runs = []
-        for entry in state["releases"]:
-            beside = tuple(Part(**part) for part in entry["beside"])
-            runs.append(Repeat(Release(entry["sampling_rate"], entry["noise_multiplier"], beside), entry["count"]))
+        runs = [run for entry in state["releases"] for run in _runs(entry)]
         if tuple(runs) != self.plan.prefix(sum(run.times for run in runs)).runs:
             raise BudgetError("the recorded releases are not the first ones of this plan")
         if sum(run.times for run in runs) < len(self):
@@ -133,3 +131,29 @@ class Ledger:
         self._runs = runs
         for made in asked:
             self._account.advance(made)
+
+
+def releases_in(entries: Iterable[Mapping[str, Any]]) -> int:
+    """How many releases the entries of ledger.json stand for."""
+    return sum(entry["count"] * len(entry["noise_multipliers"]) for entry in entries)
+
+
+def _but_for_noise(run: Repeat) -> tuple[float, tuple[Part, ...], int]:
+    return run.release.sampling_rate, run.release.beside, run.times
+
+
+def _entry(alike: Sequence[Repeat]) -> dict[str, Any]:
+    """Runs that differ in their noise alone, as plain values: of a noise that changes at each step, one entry."""
+    rate, beside, times = _but_for_noise(alike[0])
+    return {
+        "sampling_rate": rate,
+        "noise_multipliers": [run.release.noise_multiplier for run in alike],
+        "beside": [part._asdict() for part in beside],
+        "count": times,
+    }
+
+
+def _runs(entry: Mapping[str, Any]) -> Iterator[Repeat]:
+    beside = tuple(Part(**part) for part in entry["beside"])
+    for multiplier in entry["noise_multipliers"]:
+        yield Repeat(Release(entry["sampling_rate"], multiplier, beside), entry["count"])

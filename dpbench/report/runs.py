@@ -13,6 +13,7 @@ from typing import Any
 from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
 from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
+from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import SCHEMES
 from dpbench.report.grid import NOTHING
 from dpbench.report.run_curve import Points
@@ -146,11 +147,11 @@ class Configuration:
             return None
         ledger = self.ledger
         releases = ledger.get("releases") or []
-        count = sum(release["count"] for release in releases)
+        count = releases_in(releases)
         parts = [
             f"{count} of {ledger.get('planned', count)} planned releases",
             f"sampling rate {_span(release['sampling_rate'] for release in releases)}",
-            f"noise multiplier {_span(release['noise_multiplier'] for release in releases)}",
+            f"noise multiplier {_span(of_one for release in releases for of_one in release['noise_multipliers'])}",
         ]
         beside = {(part["name"], part["noise_multiplier"]) for release in releases for part in release["beside"]}
         parts += [f"beside each {name} at {multiplier:.4g}" for name, multiplier in sorted(beside)]
@@ -174,7 +175,7 @@ class Configuration:
             return "None that is proven: something reaches the model that the ledger does not record."
         text = promise(
             scheme,
-            steps=sum(release["count"] for release in releases),
+            steps=releases_in(releases),
             beside=(part["name"] for release in releases for part in release["beside"]),
             correlated=ledger.get("correlation") is not None,
             eps=eps,

@@ -20,7 +20,7 @@ from dpbench.config import compose_each
 from dpbench.config.identity import plain
 from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.reading import Recorded
-from dpbench.training.devices import MOST_ROWS_ON_CPU, choose_device, describe
+from dpbench.training.devices import ROWS_ON_CPU, choose_device, describe
 
 # A forward and a backward pass cost so many times what a forward pass does.
 PASSES = 3
@@ -118,7 +118,7 @@ class Times:
             size, seconds = min(timed, key=lambda one: abs(math.log(one[0] / facts.batch_size)))
             return seconds * facts.batch_size / size, Basis.OTHER_BATCHES
         arithmetic = PASSES * facts.samples * self._forward(facts) / self.speed.flops
-        parts = math.ceil(facts.samples / MOST_ROWS_ON_CPU) if self._device.type == "cpu" else 1
+        parts = math.ceil(facts.samples / ROWS_ON_CPU) if self._device.type == "cpu" else 1
         return parts * self.speed.overhead + arithmetic, Basis.ARITHMETIC
 
     def _forward(self, facts: Facts) -> float:

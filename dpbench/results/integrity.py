@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from dpbench.privacy.ledger import releases_in
 from dpbench.tracking.damage import OF_FINISHED
 from dpbench.tracking.reading import Recorded, in_words
 from dpbench.tracking.status import Status
@@ -56,7 +57,7 @@ def _ledger(record: Recorded) -> Iterator[str]:
     ledger, summary = record.ledger, record.summary
     if not ledger:
         return
-    made, steps = sum(release["count"] for release in ledger["releases"]), summary.get("steps")
+    made, steps = releases_in(ledger["releases"]), summary.get("steps")
     if steps is not None and steps != made:
         yield f"summary.json has {steps} steps, ledger.json {made} releases"
     spent, target = ledger.get("eps"), ledger.get("target_eps")
@@ -71,7 +72,7 @@ def _ledger(record: Recorded) -> Iterator[str]:
 def _of_finished(record: Recorded) -> Iterator[str]:
     ledger, summary, lines = record.ledger, record.summary, record.metrics
     planned = ledger.get("planned")
-    made = sum(release["count"] for release in ledger.get("releases", ()))
+    made = releases_in(ledger.get("releases", ()))
     if planned is not None and made != planned:
         yield f"status.json says finished, ledger.json has {made} of {planned} releases"
     if summary.get("seed") not in (None, int(record.folder.name)):

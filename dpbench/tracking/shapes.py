@@ -104,7 +104,12 @@ def summary(*, finished: bool) -> Shape:
 
 
 _PART = entries({"name": WORD, "noise_multiplier": NUMBER}, required=("name", "noise_multiplier"))
-_RELEASES = {"sampling_rate": NUMBER, "noise_multiplier": NUMBER, "count": WHOLE, "beside": list_of(_PART)}
+_RELEASES = {
+    "sampling_rate": NUMBER,
+    "noise_multipliers": list_of(NUMBER),
+    "count": WHOLE,
+    "beside": list_of(_PART),
+}
 LEDGER = entries(
     {
         **dict.fromkeys(("eps", "target_eps", "published_eps", "delta"), maybe(NUMBER)),

@@ -9,8 +9,8 @@ import torch
 
 from dpbench.errors import UserError
 
-# More rows of a model's input at once gain nothing on a CPU, whose caches are small.
-MOST_ROWS_ON_CPU = 128
+# Rows of a model's input that are computed at once on a CPU, or more of a small model.
+ROWS_ON_CPU = 128
 # Where the system does not tell.
 ASSUMED_MEMORY = 2**32
 

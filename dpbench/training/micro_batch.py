@@ -16,10 +16,13 @@ from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.gradients import PerSampleGradients
 from dpbench.query import Point
-from dpbench.training.devices import MOST_ROWS_ON_CPU, describe, total_memory
+from dpbench.training.devices import ROWS_ON_CPU, describe, total_memory
 
 # Largest share of the device's memory that one micro-batch may take.
 MEMORY_SHARE = 0.5
+# On a CPU, whose caches are small, more samples at once than ROWS_ON_CPU gain nothing, but where they take few bytes:
+# operations of small models cost more to start than to carry out.
+BYTES_ON_CPU = 2**27
 # Samples with which the need of memory is measured on a GPU.
 MEASURED = (8, 16)
 
@@ -28,7 +31,9 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
     """Samples whose gradients can be computed at once in the share of memory that a micro-batch may take."""
     vector = gradients.flat.vector
     if not vector.is_cuda:
-        return max(1, min(_fitting_on_cpu(config, model, vector), MOST_ROWS_ON_CPU // config.augmentation.copies))
+        need = _bytes_by_outputs(config, model, vector) * config.query.most_points
+        wanted = max(ROWS_ON_CPU // config.augmentation.copies, BYTES_ON_CPU // need)
+        return max(1, min(_fitting(need, vector), wanted))
     key = [describe(vector.device), torch.__version__, *(plain(part) for part in _what_needs_memory(config))]
     known = cache.read("micro_batch", key)
     if isinstance(known, int) and known > 0:
@@ -48,7 +53,8 @@ def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradient
     alone = fitting_micro_batch(config, model, gradients)
     if gradients.flat.vector.is_cuda:
         return alone
-    return min(seeds * alone, _fitting_on_cpu(config, model, gradients.flat.vector))
+    need = _bytes_by_outputs(config, model, gradients.flat.vector) * config.query.most_points
+    return min(seeds * alone, _fitting(need, gradients.flat.vector))
 
 
 def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
@@ -89,8 +95,7 @@ def blank(config: RunConfig, count: int, device: torch.device) -> tuple[Tensor, 
     return config.augmentation.views(inputs, torch.Generator(device)), targets
 
 
-def _fitting_on_cpu(config: RunConfig, model: nn.Module, vector: Tensor) -> int:
-    need = _bytes_by_outputs(config, model, vector) * config.query.most_points
+def _fitting(need: int, vector: Tensor) -> int:
     return int(MEMORY_SHARE * total_memory(vector.device) / need)
 
 
