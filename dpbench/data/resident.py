@@ -102,9 +102,11 @@ class Split:
 
     def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Normalised samples, float32 (B, ...), and labels (B,) of these indices, on the device."""
-        where = indices if isinstance(indices, slice) else indices.to(self.images.device)
-        images = self.images[where].to(self.labels.device)
-        return (images.float() - self.offset) * self.factor, self.labels[indices]
+        if isinstance(indices, slice):
+            images = self.images[indices]
+        else:  # on a CPU ten times faster than the brackets
+            images = self.images.index_select(0, indices.to(self.images.device))
+        return (images.to(self.labels.device).float() - self.offset).mul_(self.factor), self.labels[indices]
 
     def everything(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, at most `size` at a time."""
