@@ -9,7 +9,7 @@ from types import MethodType
 import pytest
 import torch
 import torch.nn.functional as F
-from test_gradient_layers import FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
+from gradient_checks import FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
 from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 

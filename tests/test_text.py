@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from cli import run
+from gradient_checks import plain_gradients
 from helpers import assembled, composed
-from test_gradient_layers import plain_gradients
 
 from dpbench.clip import ThresholdClip
 from dpbench.data import IGNORED, TokenSplit

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torchvision
+from gradient_checks import plain_gradients
 from helpers import assembled, composed
-from test_gradient_layers import plain_gradients
 from torch import nn
 from torchvision.models import efficientnet, resnet
 

@@ -1,0 +1,67 @@
+"""Per-sample gradients under autocast."""
+
+import warnings
+
+import pytest
+import torch
+from gradient_checks import Attention, Language, Recurrent, Tokens, cross_entropy, next_token, read_out
+from torch import nn
+
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.models.layers import WSConv2d
+from dpbench.query import Point
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+HALF = {
+    "linear": (lambda: [nn.Linear(24, 16), nn.Tanh()], (5, 24)),
+    "linear on tokens": (lambda: [nn.Linear(12, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 8)], (5, 4, 12)),
+    "conv": (
+        lambda: [nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3)],
+        (5, 3, 8, 8),
+    ),
+    "conv, stride": (lambda: [nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 4, 1)], (5, 3, 9, 9)),
+    "conv1d": (lambda: [nn.Conv1d(3, 8, 3), nn.Tanh(), nn.Conv1d(8, 4, 2, dilation=2)], (5, 3, 12)),
+    "standardised conv": (lambda: [WSConv2d(3, 8, 3), nn.ReLU(), WSConv2d(8, 4, 2)], (5, 3, 8, 8)),
+    "embedding": (lambda: [nn.Embedding(7, 8), nn.Linear(8, 8), nn.Tanh()], None),
+    "token, positions, scale": (lambda: [Tokens(4, 8)], (5, 4, 8)),
+    "attention": (lambda: [Attention(8, 2)], (5, 4, 8)),
+    "lstm": (lambda: [Recurrent(6, hidden_size=5)], (5, 4, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+@pytest.mark.parametrize("name", HALF)
+def test_norms_under_autocast_are_those_of_what_is_summed(name, kind):
+    """Clipping bounds what is added only if norms and sums are of the same gradients, however they were rounded."""
+    layers, size = HALF[name]
+    x = torch.randint(7, (5, 6)) if size is None else torch.randn(*size)
+    model, y = read_out(*layers(), example=x), torch.randint(3, (5,))
+    assert_half_exact(model, x, y, cross_entropy, frozenset({kind}))
+
+
+def test_norms_of_tied_weights_under_autocast_are_those_of_what_is_summed():
+    assert_half_exact(Language(9, 8), torch.randint(9, (5, 6)), torch.randint(9, (5, 6)), next_token, None)
+
+
+def assert_half_exact(model, x, y, loss, strategies):
+    flat = FlatParameters(model)
+    points = [Point(1.4, flat.vector + 0.02 * torch.randn_like(flat.vector)), Point(-0.4, flat.vector)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        half = PerSampleGradients(model, flat, loss, autocast=torch.bfloat16, strategies=strategies).record(
+            points, x, y
+        )
+    whole = PerSampleGradients(model, flat, loss, strategies=strategies).record(points, x, y)
+    norms = half.norms()[0]
+    rows = torch.stack([half.weighted_sum(one.unsqueeze(0)) for one in torch.eye(len(x))])
+    assert norms.dtype == rows.dtype == torch.float32
+    torch.testing.assert_close(norms, rows.double().norm(dim=1).float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(norms, whole.norms()[0], rtol=0.05, atol=0)
+    assert not torch.allclose(norms, whole.norms()[0], rtol=1e-6)  # autocast was used
+    factors = torch.randn(1, len(x))
+    torch.testing.assert_close(half.weighted_sum(factors), (factors @ rows)[0], rtol=1e-4, atol=1e-6)

@@ -1,0 +1,137 @@
+"""The checks of per-sample gradients fail where the engine is wrong, and so does its own."""
+
+import pytest
+import torch
+from gradient_checks import WEIGHTS, assert_exact, cross_entropy, func_gradients, iterates_of, plain_gradients, read_out
+from torch import nn
+
+from dpbench.gradients import FlatParameters, PerSampleGradients, uses
+from dpbench.gradients.summands import Factored, Held
+from dpbench.gradients.uses import Lookup, Outer, Patches
+from dpbench.query import Point
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+def test_both_references_agree():
+    model = read_out(nn.Linear(4, 5), nn.Tanh(), example=torch.randn(4, 3, 4)).double()
+    x, y = torch.randn(4, 3, 4).double(), torch.randint(3, (4,))
+    flat = FlatParameters(model)
+    _, plain = plain_gradients(model, flat.vector, x, y)
+    torch.testing.assert_close(func_gradients(model, flat, flat.vector, x, y), plain, rtol=1e-12, atol=1e-14)
+
+
+MECHANISMS = {
+    "linear": (lambda: read_out(nn.Linear(5, 4), nn.Tanh(), example=torch.randn(4, 3, 5)), (4, 3, 5)),
+    "conv": (lambda: read_out(nn.Conv2d(2, 3, 2), nn.Tanh(), example=torch.randn(4, 2, 4, 4)), (4, 2, 4, 4)),
+    "embedding": (lambda: read_out(nn.Embedding(5, 4), nn.Tanh(), example=torch.randint(5, (4, 3))), None),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_gram_norms_without_cross_terms_are_noticed(name, monkeypatch):
+    build, size = MECHANISMS[name]
+    x = torch.randint(5, (4, 3)) if size is None else torch.randn(*size)
+    gram = frozenset({"gram"})
+    assert_exact(build(), x, strategies=gram)
+    for module in vars(uses).values():
+        if hasattr(module, "pairs"):
+            monkeypatch.setattr(module, "pairs", lambda count: [(j, j, 1.0) for j in range(count)])
+    assert_exact(build(), x, strategies=gram, points=(1,), checked=False)
+    with pytest.raises(AssertionError):
+        assert_exact(build(), x, strategies=gram, points=(2,), checked=False)
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass"])
+def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
+    """‖G‖² + ‖H‖² in place of ‖G + H‖²."""
+
+    def own_squares(use, term, strategy):
+        return sum(rows.square().sum(1) for rows in use.rows(term, strategy))
+
+    def apart(self):
+        strategy = self._strategy
+        return sum(own_squares(self.use, term, strategy) for term in self.terms)
+
+    x = torch.randn(4, 3, 5)
+    assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}))
+    if kind == "pass":
+        monkeypatch.setattr(Factored, "squares", apart)
+    else:
+        add = Held.add
+
+        def add_apart(self, term, use):
+            before = self.squares() if self._chunks else 0
+            own = own_squares(use, term, self._strategy)
+            add(self, term, use)
+            self._squares = [before + own]
+
+        monkeypatch.setattr(Held, "add", add_apart)
+    assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}), points=(1,), checked=False)
+    with pytest.raises(AssertionError):
+        assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}), points=(2,), checked=False)
+
+
+def test_norm_of_a_mixture_is_no_mixture_of_norms():
+    x, y = torch.randn(4, 3, 5).double(), torch.randint(3, (4,))
+    model = MECHANISMS["linear"][0]().double()
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, cross_entropy)
+    points = [Point(w, at) for w, at in zip(WEIGHTS[2], iterates_of(flat.vector, 2, 0.5), strict=True)]
+    mixture = engine.record(points, x, y).norms()
+    apart = [engine.record([point], x, y).norms() for point in points]
+    for other in (apart[0] + apart[1], (apart[0] - apart[1]).abs(), (apart[0] ** 2 + apart[1] ** 2).sqrt()):
+        assert ((other - mixture).abs() > 0.01 * mixture).all()
+
+
+def test_wrong_weighted_sums_are_noticed(monkeypatch):
+    add = Outer.add_weighted_sum
+
+    def once(self, term, factors, onto):
+        if not onto[0].any():
+            add(self, term, factors, onto)
+
+    x = torch.randn(4, 3, 5)
+    gram = frozenset({"gram"})
+    monkeypatch.setattr(Outer, "add_weighted_sum", once)
+    assert_exact(MECHANISMS["linear"][0](), x, strategies=gram, points=(1,), checked=False)
+    with pytest.raises(AssertionError):
+        assert_exact(MECHANISMS["linear"][0](), x, strategies=gram, points=(2,), checked=False)
+
+
+def zeros_for_squares(self, terms, *_):
+    return torch.zeros(len(terms[0].b), dtype=terms[0].b.dtype)
+
+
+def halves_of(method):
+    return lambda self, term, strategy: tuple(0.5 * rows for rows in method(self, term, strategy))
+
+
+def nothing(self, term, factors, onto):
+    pass
+
+
+# (model, size of its inputs or None for ids, what is spoilt of which use): the strategies that few samples take.
+SPOILT = {
+    "norms of linear": (lambda: nn.Linear(5, 4), (4, 5), Outer, "gram_squares", zeros_for_squares),
+    "sums of linear": (lambda: nn.Linear(5, 4), (4, 5), Outer, "add_weighted_sum", nothing),
+    "gradients of linear": (lambda: nn.Linear(5, 4), (4, 6, 5), Outer, "rows", halves_of(Outer.rows)),
+    "gradients of conv": (lambda: nn.Conv2d(2, 3, 2), (4, 2, 4, 4), Patches, "rows", halves_of(Patches.rows)),
+    "norms of embedding": (lambda: nn.Embedding(9, 4), None, Lookup, "gram_squares", zeros_for_squares),
+    "sums of embedding": (lambda: nn.Embedding(9, 4), None, Lookup, "add_weighted_sum", nothing),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_wrong_books_are_rejected_for_right_gradients(name, monkeypatch):
+    build, size, use, method, wrong = SPOILT[name]
+    x = torch.randint(9, (4, 2)) if size is None else torch.randn(*size)
+    model = read_out(build(), nn.Tanh(), example=x)
+    assert_exact(model, x)
+    monkeypatch.setattr(use, method, wrong)
+    assert_exact(model, x, books=False)
+    with pytest.raises(AssertionError):
+        assert_exact(model, x, points=(1,), books=None, checked=False)

@@ -1,0 +1,278 @@
+"""Every strategy of the engine, views, groups of parameters and changes in place."""
+
+import pytest
+import torch
+from gradient_checks import (
+    Attention,
+    Recurrent,
+    Scaled,
+    Tokens,
+    assert_exact,
+    assert_standardised_exact,
+    read_out,
+    standardised,
+)
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.choice import Chooser
+from dpbench.gradients.per_sample import Books
+from dpbench.models.layers import StdConv2d, WSConv2d
+from dpbench.query import Point
+from dpbench.training.assemble import per_sample_loss
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+# Strategies
+
+
+def strategy_models():
+    """(model, inputs, spread of the iterates): layers with more than one strategy."""
+    standard, spread = standardised(3, 4, 3, padding=1)
+    point, point_spread = standardised(3, 4, 1)
+    strided, strided_spread = standardised(3, 4, 3, stride=2, padding=1)
+    narrowing, narrowing_spread = standardised(4, 2, 3, padding=1)
+    return {
+        "linear": (nn.Linear(5, 4), torch.randn(4, 5), None),
+        "linear on tokens": (nn.Linear(5, 4), torch.randn(4, 3, 5), None),
+        "conv1d of transformers": (Conv1D(4, 5), torch.randn(4, 3, 5), None),
+        "conv2d": (nn.Conv2d(3, 4, (3, 2), padding=(1, 0)), torch.randn(4, 3, 4, 5), None),
+        "conv2d, dilated": (nn.Conv2d(3, 4, (3, 2), padding=2, dilation=(1, 2)), torch.randn(4, 3, 4, 5), None),
+        "conv2d, same, circular": (
+            nn.Conv2d(3, 4, (3, 2), padding="same", padding_mode="circular"),
+            torch.randn(4, 3, 4, 5),
+            None,
+        ),
+        "conv2d, narrowing": (nn.Conv2d(4, 2, (3, 2), padding=(2, 0)), torch.randn(4, 4, 4, 5), None),
+        "conv2d, narrowing, dilated": (nn.Conv2d(4, 2, 3, padding=(1, 2), dilation=2), torch.randn(4, 4, 5, 4), None),
+        "conv2d, stride": (nn.Conv2d(3, 4, 3, stride=2, padding=1), torch.randn(4, 3, 5, 6), None),
+        "conv2d, groups": (nn.Conv2d(4, 4, 3, groups=2, padding=1), torch.randn(4, 4, 4, 5), None),
+        "conv2d, 1x1": (nn.Conv2d(3, 4, 1), torch.randn(4, 3, 4, 5), None),
+        "conv2d, 1x1, stride": (nn.Conv2d(3, 4, 1, stride=(2, 3)), torch.randn(4, 3, 4, 5), None),
+        "conv1d": (nn.Conv1d(3, 4, 3, padding=1, dilation=2), torch.randn(4, 3, 6), None),
+        "standardised conv": (standard, torch.randn(4, 3, 4, 5), spread),
+        "standardised conv, 1x1": (point, torch.randn(4, 3, 4, 5), point_spread),
+        "standardised conv, narrowing": (narrowing, torch.randn(4, 4, 4, 5), narrowing_spread),
+        "standardised conv, stride": (strided, torch.randn(4, 3, 5, 6), strided_spread),
+        "embedding": (nn.Embedding(6, 3, padding_idx=1), torch.randint(6, (4, 5)), None),
+    }
+
+
+STRATEGY_MODELS = list(strategy_models())
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+@pytest.mark.parametrize("name", STRATEGY_MODELS)
+def test_every_kind_of_strategy(name, kind):
+    layer, x, spread = strategy_models()[name]
+    strategies = frozenset({kind})
+    if spread is not None:
+        assert_standardised_exact(layer, spread, x, strategies=strategies)
+    else:
+        assert_exact(read_out(layer, nn.Tanh(), example=x), x, strategies=strategies)
+
+
+@pytest.mark.parametrize("name", STRATEGY_MODELS)
+def test_every_strategy(name, monkeypatch):
+    """Each kernel and size of chunks too; the batch is one more than four chunks of two."""
+    used, offered = set(), set()
+    for number in range(16):
+
+        def numbered(_self, use, term, points, number=number):
+            strategies = sorted(use.strategies(term, points), key=repr)
+            offered.update(strategies)
+            used.add(strategies[number % len(strategies)])
+            return strategies[number % len(strategies)]
+
+        monkeypatch.setattr(Chooser, "choose", numbered)
+        layer, x, spread = strategy_models()[name]
+        x = torch.cat([x, x.flip(1), x[:1]])
+        options = {"points": (1, 2), "tolerances": {torch.float64: 1e-9}}
+        if spread is not None:
+            assert_standardised_exact(layer, spread, x, **options)
+        else:
+            assert_exact(read_out(layer, nn.Tanh(), example=x), x, **options)
+    assert used == offered
+    assert {strategy.kind for strategy in used} >= {"hold", "gram"}
+    assert len({strategy.method for strategy in used}) >= (4 if "narrowing" in name else 1)
+
+
+# Views
+
+VIEWS = {
+    "linear": (lambda: [nn.Linear(4, 3)], (4,)),
+    "linear on tokens": (lambda: [nn.Linear(4, 3)], (2, 4)),
+    "conv2d": (lambda: [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 2, stride=2)], (2, 4, 5)),
+    "standardised conv": (lambda: [WSConv2d(2, 3, 3, padding=1)], (2, 4, 5)),
+    "standardised conv without gain": (lambda: [StdConv2d(2, 3, 3, padding=1)], (2, 4, 5)),
+    "group norm": (lambda: [nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)], (2, 4, 5)),
+    "layer norm": (lambda: [nn.Linear(4, 5), nn.LayerNorm(5)], (2, 4)),
+    "direct parameters": (lambda: [Tokens(2, 4)], (2, 4)),
+    "attention": (lambda: [Attention(4, 2, padding="boolean")], (3, 4)),
+    "lstm": (lambda: [Recurrent(3, hidden_size=2)], (3, 3)),
+}
+
+
+@pytest.mark.parametrize("views", [2, 3])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_a_sample(name, views):
+    layers, size = VIEWS[name]
+    x = torch.randn(4, views, *size)
+    assert_exact(read_out(*layers(), nn.Tanh(), example=x[:, 0]), x, views=views, points=(1, 2))
+
+
+STANDARDISED = ["standardised conv", "standardised conv without gain"]
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+@pytest.mark.parametrize("name", ["linear", "linear on tokens", "conv2d", *STANDARDISED])
+def test_views_by_every_kind_of_strategy(name, kind):
+    layers, size = VIEWS[name]
+    x = torch.randn(4, 2, *size)
+    model = read_out(*layers(), nn.Tanh(), example=x[:, 0])
+    assert_exact(model, x, views=2, points=(1, 2), strategies=frozenset({kind}))
+
+
+def test_views_of_a_model_that_falls_back():
+    x = torch.randn(4, 2, 4)
+    assert_exact(read_out(nn.Linear(4, 5), nn.PReLU(5), example=x[:, 0]), x, views=2, points=(1, 2), books=False)
+
+
+# Groups of parameters, and changes in place
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 4))
+        self.stem = nn.Conv2d(2, 4, 2)
+        self.norm = nn.GroupNorm(2, 4)
+        self.standard = WSConv2d(4, 4, 1)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.scaled = Scaled(nn.Linear(4, 4), (4,))
+        self.lstm = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.scaled.layer.weight
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.standard(torch.relu_(self.norm(self.stem(x)))).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = self.tied(torch.tanh(self.scaled(x)))
+        return self.head(self.lstm(x)[0].mean(1))
+
+
+# A shared parameter is in the group of the layer that comes first.
+MIXED_GROUPS = [
+    ("token",),
+    ("stem.",),
+    ("norm.",),
+    ("standard.",),
+    ("attention.",),
+    ("scaled.scale",),
+    ("scaled.layer.",),
+    ("lstm.",),
+    ("tied.bias",),
+    ("head.",),
+]
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram", None])
+def test_groups_of_a_mixed_model(kind):
+    strategies = None if kind is None else frozenset({kind})
+    assert_exact(Mixed(), torch.randn(4, 2, 3, 4), per_layer=MIXED_GROUPS, strategies=strategies)
+
+
+def test_groups_of_a_model_that_falls_back():
+    x = torch.randn(4, 4)
+    model = read_out(nn.Linear(4, 5), nn.PReLU(5), example=x)
+    assert_exact(model, x, per_layer=[("0.",), ("1.",), ("3.",)], books=False)
+
+
+class Residual(nn.Module):
+    """Adds what it read to the output of its layers, in place."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        out = self.layers(x)
+        out += x
+        return out
+
+
+IN_PLACE = {
+    "first layer": (lambda: [nn.Linear(4, 5), nn.ReLU(inplace=True)], (4, 4)),
+    "first convolution": (lambda: [nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 2)], (4, 2, 5, 5)),
+    "first standardised convolution": (lambda: [WSConv2d(2, 4, 3), nn.ReLU(inplace=True)], (4, 2, 5, 5)),
+    "group norm": (
+        lambda: [nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 2)],
+        (4, 2, 5, 5),
+    ),
+    "first group norm": (lambda: [nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 2)], (4, 4, 5, 5)),
+    "layer norm": (lambda: [nn.LayerNorm(4), nn.ReLU(inplace=True), nn.Linear(4, 3)], (4, 3, 4)),
+    "embedding": (lambda: [nn.Embedding(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)], None),
+    "residual of a first layer": (lambda: [Residual(nn.Linear(4, 4)), nn.ReLU(inplace=True)], (4, 4)),
+    "residual of two layers": (
+        lambda: [Residual(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)), Residual(nn.Linear(4, 4))],
+        (4, 3, 4),
+    ),
+    "residual of a norm": (
+        lambda: [
+            nn.Conv2d(4, 4, 1),
+            Residual(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 2, 2),
+        ],
+        (4, 4, 4, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_changes_in_place(name):
+    layers, size = IN_PLACE[name]
+    x = torch.randint(5, (4, 3)) if size is None else torch.randn(*size)
+    model = read_out(*layers(), example=x if size is None else x.clone())
+    before = x.clone()
+    assert_exact(model, x)
+    assert torch.equal(x, before)
+
+
+class WithPositions(nn.Module):
+    """A parameter used directly, a convolution, norms and linear layers, for timing all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 4, 3, padding=1), nn.LayerNorm(4)
+        self.positions, self.head = nn.Parameter(torch.randn(1, 6, 4)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = self.norm(self.conv(x).transpose(1, 2)) + self.positions
+        return self.head(torch.tanh(tokens)).mean(1)
+
+
+@pytest.mark.parametrize("points", [1, 2, 3])
+def test_timing_leaves_what_it_times_as_it_was(points, monkeypatch, tmp_path):
+    """The first micro-batch, on which strategies are timed, gives what the second does."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    for name in ("WORTH_TIMING", "FEW"):
+        monkeypatch.setattr(f"dpbench.gradients.choice.{name}", 0)
+    torch.manual_seed(0)
+    model = WithPositions().double()
+    inputs, labels = torch.randn(5, 3, 6).double(), torch.randint(3, (5,))
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss)
+    engine._way = Books(1)  # so that the first record is the one that times
+    query = [Point(0.5 + j, flat.vector + 0.1 * j) for j in range(points)]
+    first, second = (engine.record(query, inputs, labels) for _ in range(2))
+    factors = torch.rand(1, 5).double()
+    torch.testing.assert_close(first.norms(), second.norms(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(first.weighted_sum(factors), second.weighted_sum(factors), rtol=1e-10, atol=1e-12)
