@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
 from dpbench.cli.console import make_console
 from dpbench.cli.help import help_text
-from dpbench.cli.job import train_job
+from dpbench.cli.job import train_here, train_job
 from dpbench.cli.launcher import Launcher, LauncherError
 from dpbench.cli.preview import print_plan
 from dpbench.cli.rounds import carry_through
@@ -78,7 +78,7 @@ def _main(typed: list[str]) -> int:
 
     def starting(sweep: str | None) -> StartWith:
         if sweep is None:
-            return partial(_start_one, flags, overrides)
+            return partial(_start_one, flags, overrides) if hydras else _start_here
         where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
         launcher = Launcher([*hydras, where, f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"], _folders(options))
         return partial(_start, launcher, _fused(jobs, hydras))
@@ -208,8 +208,15 @@ def _name_of_sweep(sweeps: Path) -> str:
     raise AssertionError("there is always another number")
 
 
+def _start_here(own: list[str], jobs: Sequence[Job]) -> dict[int, str]:
+    """Carry out the one job of a command line, in this process; it is no part of a sweep and has nothing of its own."""
+    assert not own
+    traces = map(train_here, jobs)
+    return {place: trace for place, trace in enumerate(traces) if trace is not None}
+
+
 def _start_one(flags: list[str], overrides: list[str], own: list[str], jobs: Sequence[Job]) -> dict[int, str]:
-    """Carry out the one job of a command line, in this process."""
+    """Let Hydra carry out the one job of a command line that has settings of Hydra's, in this process."""
     raised = _launch(flags, [*overrides, *own])
     return dict.fromkeys(range(len(jobs)), raised) if raised else {}
 

@@ -55,11 +55,12 @@ def run(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Ou
     """Run a command line as in a fresh process; later arguments win over the settings of a small run."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "argv", ["dpbench"])
+        typed = [f"results_dir={results}", *settings, *arguments]
+        patch.setattr(sys, "argv", ["dpbench", *typed])
         patch.delenv("DPBENCH_DATA", raising=False)
         forget_logging(patch)
         try:
-            code = main([f"results_dir={results}", *settings, *arguments])
+            code = main(typed)
         finally:
             GlobalHydra.instance().clear()
     return Outcome(code, out.getvalue(), err.getvalue(), results)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from cli import CONF, ROOT, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
 from helpers import accept_made_up_files
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
@@ -322,6 +323,25 @@ def test_force_runs_again_and_keeps_the_old_record_until_the_new_one_is_finished
     assert all(after[name][0] > before[name][0] for name in before)
     assert status(record) == "finished"
     assert [path.name for path in record.parent.iterdir()] == [record.name]
+
+
+def test_a_single_run_is_composed_once(tmp_path, monkeypatch):
+    composed, compose = [], ConfigLoaderImpl.load_configuration
+
+    def counted(self, *arguments, **named):
+        composed.append(arguments)
+        return compose(self, *arguments, **named)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", counted)
+    run(tmp_path, "algo=disk")
+    assert status(only_record(tmp_path)) == "finished"
+    assert len(composed) == 1
+
+
+def test_settings_of_hydra_have_hydra_carry_out_a_single_run(tmp_path):
+    run(tmp_path / "results", f"hydra.run.dir={tmp_path / 'made by Hydra'}")
+    assert status(only_record(tmp_path / "results")) == "finished"
+    assert (tmp_path / "made by Hydra").is_dir()
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

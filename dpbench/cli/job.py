@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -27,8 +28,17 @@ def train_job(composed: DictConfig, launcher: Process) -> str | None:
     Returns:
         The traceback of what went wrong outside of the runs, of which there is no record; None where nothing did.
     """
+    return _told(lambda: _train(_of_hydra(composed)), launcher)
+
+
+def train_here(job: Job) -> str | None:
+    """Train the run of a job that this process composed, see `train_job`."""
+    return _told(lambda: _train(job), Process.this())
+
+
+def _told(work: Callable[[], None], launcher: Process) -> str | None:
     try:
-        _train(composed)
+        work()
     except KeyboardInterrupt:
         if Process.this() == launcher:
             raise
@@ -37,13 +47,16 @@ def train_job(composed: DictConfig, launcher: Process) -> str | None:
     return None
 
 
-def _train(composed: DictConfig) -> None:
+def _of_hydra(composed: DictConfig) -> Job:
     register()
     runtime = HydraConfig.get()
     OmegaConf.set_struct(composed, False)
     # The group of a sweep is set by the command, not typed.
     typed = tuple(line for line in runtime.overrides.task if not line.startswith("tracker.group=sweep-"))
-    job = Job(typed, load(composed), chosen(runtime.runtime.choices))
+    return Job(typed, load(composed), chosen(runtime.runtime.choices))
+
+
+def _train(job: Job) -> None:
     jobs = by_seed(job)
     if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
         # Most likely this very job was killed on another machine, where nobody can ask after its process.
