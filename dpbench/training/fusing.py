@@ -18,12 +18,13 @@ from dpbench.training.assemble import Assembly, gradients_of
 from dpbench.training.devices import describe
 from dpbench.training.micro_batch import fused_rows
 
-# With fuse_seeds=auto, seeds share passes where that takes at most so much of the time of separate ones.
-WORTH_FUSING = 0.9
+# With fuse_seeds=auto, seeds share passes where that takes at most so much of the time of separate ones. Beside the
+# passes, what is kept for all seeds at once leaves less of a processor's caches to the rest of a step.
+WORTH_FUSING = 0.8
 # With fuse_seeds=auto, seeds whose passes take longer than this go one by one, without more ado: there the arithmetic
 # takes the time, of which sharing saves none.
 LONG_PASS = 0.2
-# Samples of each seed that are timed at most, and how often.
+# Samples of each seed that are timed, where a micro-batch is smaller, and how often.
 TIMED_SAMPLES, TIMED_ROUNDS = 256, 5
 # Samples that the gradients of a fused pass are checked on.
 CHECKED_SAMPLES = 9
@@ -93,7 +94,8 @@ def _seconds_of_a_pass(config: RunConfig, run: Assembly, splits: Splits) -> floa
 @torch.no_grad()
 def _share_of_time(config: RunConfig, runs: Sequence[Assembly], fused: FusedGradients, splits: Splits) -> float:
     """Time of the gradients of all runs together, divided by that of one after the other; timed once and cached."""
-    samples, labels = _some(config, splits, min(config.batch_size, TIMED_SAMPLES))
+    size = min(config.batch_size, max(TIMED_SAMPLES, runs[0].micro_batch))
+    samples, labels = _some(config, splits, size)
     shape = [len(runs), runs[0].micro_batch, *samples.shape, config.dataset.classes]
     settings = [config.model, config.query.most_points, config.precision, config.clip.scope]
     key = [describe(labels.device), torch.__version__, shape, *map(plain, settings)]
