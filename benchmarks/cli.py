@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=Settings.seconds,
         metavar="S",
-        help=f"after which no new round of a model begins, once there are {FEWEST_ROUNDS} {default}",
+        help=f"for rounds of a model beyond the first {FEWEST_ROUNDS} {default}",
     )
     parser.add_argument(
         "--allocator",

@@ -142,10 +142,10 @@ def _roberta(batch: int, small: bool) -> Built:
 SPECS: dict[str, Spec] = {
     "cnn5_28": Spec("CNN-5, 28 px", _cnn5_28, {"cpu": 256, "cuda": 1024}),
     "cnn5_32": Spec("CNN-5, 32 px", _cnn5_32, {"cpu": 256, "cuda": 1024}),
-    "wrn": Spec("WRN-16-4, group norm", _wrn, {"cpu": 64, "cuda": 256}),
-    "wrn_ws": Spec("WRN-16-4, group norm, standardised weights", _wrn_ws, {"cpu": 64, "cuda": 256}),
+    "wrn": Spec("WRN-16-4, group norm", _wrn, {"cpu": 32, "cuda": 256}),
+    "wrn_ws": Spec("WRN-16-4, group norm, standardised weights", _wrn_ws, {"cpu": 32, "cuda": 256}),
     "roberta": Spec("RoBERTa, 4 layers, width 256, 64 tokens", _roberta, {"cpu": 32, "cuda": 128}),
-    "vit": Spec("ViT-tiny, 224 px", _vit, {"cpu": 32, "cuda": 128}),
+    "vit": Spec("ViT-tiny, 224 px", _vit, {"cpu": 16, "cuda": 128}),
 }
 
 

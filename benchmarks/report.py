@@ -12,7 +12,7 @@ from benchmarks.memory import WARMUP_SAMPLES
 from benchmarks.mixtures import ONE_POINT
 from benchmarks.models import SPECS
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
-from benchmarks.timing import LARGEST_ERROR, ROUNDS_IF_SLOW, SLOW
+from benchmarks.timing import FEWEST_ROUNDS, LARGEST_ERROR, SLOW
 
 Results = dict[str, Any]
 # A cell's text for a model's results and the name of a column.
@@ -108,8 +108,8 @@ def _conditions(results: Results) -> str:
         f"{machine['device']}, {threads}, {settings['allocator']} allocator, float32; {versions}; "
         f"dpbench at {commit}; {machine['date']}; load of other work {machine['load']}.{small}\n\n"
         f"All engines of a model alternate in one process, in an order that rotates; a ratio is the median over "
-        f"at most {settings['rounds']} rounds of two times of the same round, and over at most {ROUNDS_IF_SLOW} for "
-        f"what takes more than {SLOW:g} times its base. An engine fails that raises, or whose sum is off by more than "
+        f"at most {settings['rounds']} rounds of two times of the same round, and over {FEWEST_ROUNDS} for what takes "
+        f"more than {SLOW:g} times its base for each point. An engine fails that raises, or whose sum is off by more than "
         f"{LARGEST_ERROR:g}."
     )
 
