@@ -142,6 +142,7 @@ def test_a_worker_that_was_told_to_end_takes_no_attempt_and_its_run_is_never_fai
 
 @pytest.mark.parametrize(("here", "raised"), [(True, True), (False, False)])
 def test_a_signal_to_a_worker_does_not_interrupt_the_command(monkeypatch, here, raised):
+    monkeypatch.setattr("dpbench.cli.job._of_hydra", lambda composed: composed)
     monkeypatch.setattr("dpbench.cli.job._train", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     of_command = Process.this() if here else replace(Process.this(), pid=1)
     with pytest.raises(KeyboardInterrupt) if raised else nullcontext():
