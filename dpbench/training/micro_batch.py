@@ -31,7 +31,7 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
     """Samples whose gradients can be computed at once in the share of memory that a micro-batch may take."""
     vector = gradients.flat.vector
     if not vector.is_cuda:
-        need = _bytes_by_outputs(config, model, vector) * config.query.most_points
+        need = _bytes_by_outputs(config, model, vector)
         wanted = max(ROWS_ON_CPU // config.augmentation.copies, BYTES_ON_CPU // need)
         return max(1, min(_fitting(need, vector), wanted))
     key = [describe(vector.device), torch.__version__, *(plain(part) for part in _what_needs_memory(config))]
@@ -53,8 +53,8 @@ def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradient
     alone = fitting_micro_batch(config, model, gradients)
     if gradients.flat.vector.is_cuda:
         return alone
-    need = _bytes_by_outputs(config, model, gradients.flat.vector) * config.query.most_points
-    return min(seeds * alone, _fitting(need, gradients.flat.vector))
+    vector = gradients.flat.vector
+    return min(seeds * alone, _fitting(_bytes_by_outputs(config, model, vector), vector))
 
 
 def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
@@ -100,7 +100,7 @@ def _fitting(need: int, vector: Tensor) -> int:
 
 
 def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> int:
-    """Bytes for a sample, from the sizes of what the layers give: kept twice, and the gradients made of them."""
+    """Bytes for a sample, from the sizes of what the layers give: kept twice, and the gradients, at each iterate."""
     outputs = 0
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
@@ -112,4 +112,4 @@ def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> in
         model(blank(config, 1, vector.device)[0].reshape(-1, *config.dataset.sample_shape))
     for handle in handles:
         handle.remove()
-    return vector.element_size() * (6 * outputs + len(vector) // 4)
+    return vector.element_size() * (6 * outputs + len(vector) // 4) * config.query.most_points
