@@ -1,4 +1,4 @@
-"""A method from outside the package: README's example as it stands, and what is refused."""
+"""A method from outside the package: the examples of the documentation as they stand, and what is refused."""
 
 import re
 import shlex
@@ -11,13 +11,13 @@ from dpbench.cli.privacy import main as privacy
 from dpbench.config import compose_jobs, config_hash, resolved
 
 README = (ROOT / "README.md").read_text()
-SECTION = README[README.index("## Your own method") : README.index("## Where things are")]
+PAGE = (ROOT / "docs/own_method.md").read_text()
 FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 
 
 def write_example(folder: Path) -> Path:
-    """The files that README's section shows, under the names it gives them."""
-    shown = re.findall(r"`(my_conf/\S+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", SECTION, re.DOTALL)
+    """The files that the page shows, under the names it gives them."""
+    shown = re.findall(r"`(my_conf/\S+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", PAGE, re.DOTALL)
     assert [name for name, _ in shown] == [
         "my_conf/my_filters.py",
         "my_conf/filter/median.yaml",
@@ -40,7 +40,17 @@ def composed(conf: Path, *overrides: str):
 
 
 def commands() -> list[list[str]]:
-    return [shlex.split(line)[3:] for line in SECTION.splitlines() if line.startswith("    python -m dpbench.run")]
+    return [shlex.split(line)[3:] for line in PAGE.splitlines() if line.startswith("    python -m dpbench.run")]
+
+
+def test_the_combination_in_readme_is_the_one_typed(tmp_path):
+    (shown,) = re.findall(r"`my_conf/(algo/mine.yaml)`.*?```yaml\n(.*?)```", README, re.DOTALL)
+    name, content = shown
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text(content)
+    typed = re.search(r"`(algo=disk noise=\S+ schedule=\S+)`", README)[1]
+    (combined,) = compose_jobs(typed.split(), multirun=False)
+    assert config_hash(composed(tmp_path, "algo=mine")) == config_hash(combined.config)
 
 
 def test_the_example_trains_in_a_process_of_its_own(my_conf):

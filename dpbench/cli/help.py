@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
 
 from dpbench.config import conf_folder
+
+WIDTH = 120
+INDENT = " " * 21
 
 USAGE = """\
 python -m dpbench.run [GROUP=OPTION | SETTING=VALUE] ... [-m]
@@ -31,16 +36,19 @@ Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a fol
 def help_text() -> str:
     """Usage, groups with their options, and settings with their defaults."""
     conf = conf_folder()
-    # conf/paper holds what the papers claim, in folders of its own: nothing that a run chooses.
-    groups = sorted(folder for folder in conf.iterdir() if folder.is_dir() and folder.name != "paper")
+    # conf/paper holds what the papers claim: nothing that a run chooses.
+    groups = sorted({option.parent for option in conf.glob("*/**/*.yaml") if "paper" not in option.parts})
     chosen = _chosen(conf / "config.yaml")
     parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
     for folder in groups:
-        parts.append(f"\n  {folder.name}")
+        group = folder.relative_to(conf).as_posix()
+        parts.append(f"\n  {group}")
         for option in sorted(folder.glob("*.yaml")):
-            mark = "*" if chosen.get(folder.name) == option.stem else " "
-            parts.append(f"  {mark} {option.stem:<14} {purpose(option)}")
-            parts += [f"{'':19}{line}" for line in [_own_settings(folder.name, option)] if line]
+            mark = "*" if chosen.get(group) == option.stem else " "
+            head = f"  {mark} {option.stem:<16} "
+            parts.append(textwrap.fill(purpose(option), WIDTH, initial_indent=head, subsequent_indent=INDENT))
+            own = _own_settings(group, option)
+            parts += textwrap.wrap(own, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
     parts.append("\nSETTINGS with their defaults (nested ones with a dot: evaluation.every_steps=100)\n")
     parts.append(_settings(conf / "config.yaml"))
     parts.append(FOOTER)
@@ -48,9 +56,9 @@ def help_text() -> str:
 
 
 def purpose(option: Path) -> str:
-    """The first comment of a YAML file that is not a directive to Hydra."""
-    comments = (line for line in option.read_text().splitlines() if line.startswith("# ") and "@package" not in line)
-    return next(comments, "# ").removeprefix("# ")
+    """The comment that a YAML file begins with, in one line, without directives to Hydra."""
+    lines = (line for line in option.read_text().splitlines() if not line.startswith("# @package"))
+    return " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("# "), lines))
 
 
 def _own_settings(group: str, option: Path) -> str:
@@ -60,7 +68,7 @@ def _own_settings(group: str, option: Path) -> str:
     content = yaml.safe_load(option.read_text()) or {}
     own = content.get(group, content)
     names = [key for key in own if key not in ("defaults", "name")]
-    return ", ".join(f"{group}.{name}" for name in names)
+    return ", ".join(f"{group.replace('/', '.')}.{name}" for name in names)
 
 
 def _chosen(config: Path) -> dict[str, str]:

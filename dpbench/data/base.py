@@ -73,7 +73,7 @@ class Dataset:
         """Read the data set.
 
         Args:
-            root: data root; see README for its layout.
+            root: data root; see docs/data_and_models.md for its layout.
             download: fetch what is missing from the official source.
 
         Raises:
