@@ -494,12 +494,33 @@ def test_printed_numbers_are_read_as_they_stand():
         ("dc_sgd/table_3", ("ResNet18 CIFAR10", "2", "DC-SGD-P"), {"threshold.histogram_noise": "8"}),
         ("dc_sgd/table_8", ("LSTM NAMES", "4", "AutoClip"), {"clip": "automatic", "optim": "adam"}),
         ("disk/figure_8a", ("0.5", "(1-kappa)/kappa"), {"algo.gamma": "1", "algo.kappa": "0.5"}),
+        ("disk/figure_6b", ("DOPPLER", "2"), {"query": "one_point", "optim": "adam"}),
+        ("disk/table_6", ("QNLI FT RoBERTa-base", "1", "DiSK"), {"schedule.warmup": "0", "dataset.max_length": "256"}),
+        ("dp_pmlf/figure_3", ("w/o PM", "b", "3"), {"model": "linear", "dataset.mean": "[0]"}),
         ("doppler/figure_4", ("DPGaLore", "LP", "2"), {"algo": "lp_dpgalore", "filter": "first_v2", "eps": "2"}),
     ],
 )
 def test_cells_are_expanded_into_the_runs_behind_them(artefact, labels, overrides):
     cell = cell_at(artefacts()[artefact], *labels)
     assert {key: cell.overrides.get(key) for key in overrides} == overrides
+
+
+@pytest.mark.parametrize(
+    ("table", "labels", "joint"),
+    [  # dc_sgd.md 2.7, before the split into gradient and histogram or count
+        ("table_2", ("CNN MNIST", "4", "DC-SGD-P"), 1.779),
+        ("table_2", ("ResNet18 CIFAR10", "2", "DC-SGD-P"), 4.943),
+        ("table_2", ("ResNet18 CIFAR10", "2", "Andrew"), 6.231),
+        ("table_2", ("ResNet18 SVHN", "8", "Du"), 1.350),
+        ("table_3", ("ResNet18 CIFAR10", "2", "DC-SGD-P"), 2.123),
+        ("table_3", ("CNN MNIST", "2", "Andrew"), 2.995),
+    ],
+)
+def test_gradient_and_histogram_have_together_the_noise_that_tuning_leaves(table, labels, joint):
+    cell = cell_at(artefacts()[f"dc_sgd/{table}"], *labels)
+    (job,) = compose_jobs([quoted(line) for line in cell.candidates[0]], multirun=False)
+    plan = job.config.release_plan().scaled(job.config.privacy.noise_multiplier)
+    assert {round(run.release.joint.noise_multiplier, 3) for run in plan.runs} == {joint}
 
 
 def test_what_an_artefact_needs_is_counted_with_shared_runs_once():

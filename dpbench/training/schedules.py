@@ -55,7 +55,7 @@ class Cosine(Schedule):
 
 @dataclass
 class InverseSqrt(Schedule):
-    """1/sqrt(a + c t): ADP's schedule (ii) with a = 20, c = 1 and optim.lr = 1 (Wu et al. 2023).
+    """1/sqrt(a + c t): ADP's schedule (ii) with a = 20, c = 1 and optim.lr = 1 (Wu et al. 2021).
 
     Attributes:
         a: offset > 0.
@@ -76,7 +76,7 @@ class InverseSqrt(Schedule):
 
 @dataclass
 class SqrtDecay(Schedule):
-    """1 - (1 - e) sqrt(t/T): ADP's schedule (i) with e = 1e-9 and optim.lr = 0.1 (Wu et al. 2023).
+    """1 - (1 - e) sqrt(t/T): ADP's schedule (i) with e = 1e-9 and optim.lr = 0.1 (Wu et al. 2021).
 
     Attributes:
         end: e, factor that step T would have, in [0, 1].
