@@ -7,9 +7,10 @@ import torch
 from cli import run
 from helpers import assembled, composed
 from scipy.stats import chisquare
+from torchvision.transforms import v2
 
 from dpbench.config import config_hash
-from dpbench.data import Augmentation
+from dpbench.data import Augmentation, AutoAugment
 from dpbench.query import Point
 
 
@@ -101,6 +102,76 @@ def test_gradients_are_averaged_over_views_before_they_are_clipped():
     tape = gradients.record([Point(1.0, gradients.flat.vector)], views, label)
     torch.testing.assert_close(tape.weighted_sum(torch.ones(1, 1)), mean)
     torch.testing.assert_close(tape.norms()[0, 0], mean.norm())
+
+
+# Cubuk et al. 2019, table 7: pairs of operations with their probabilities and magnitudes.
+POLICY = """
+Invert 0.1 7, Contrast 0.2 6; Rotate 0.7 2, TranslateX 0.3 9; Sharpness 0.8 1, Sharpness 0.9 3;
+ShearY 0.5 8, TranslateY 0.7 9; AutoContrast 0.5 8, Equalize 0.9 2; ShearY 0.2 7, Posterize 0.3 7;
+Color 0.4 3, Brightness 0.6 7; Sharpness 0.3 9, Brightness 0.7 9; Equalize 0.6 5, Equalize 0.5 1;
+Contrast 0.6 7, Sharpness 0.6 5; Color 0.7 7, TranslateX 0.5 8; Equalize 0.3 7, AutoContrast 0.4 8;
+TranslateY 0.4 3, Sharpness 0.2 6; Brightness 0.9 6, Color 0.2 8; Solarize 0.5 2, Invert 0.0 3;
+Equalize 0.2 0, AutoContrast 0.6 0; Equalize 0.2 8, Equalize 0.6 4; Color 0.9 9, Equalize 0.6 6;
+AutoContrast 0.8 4, Solarize 0.2 8; Brightness 0.1 3, Color 0.7 0; Solarize 0.4 5, AutoContrast 0.9 3;
+TranslateY 0.9 9, TranslateY 0.7 9; AutoContrast 0.9 2, Solarize 0.8 3; Equalize 0.8 8, Invert 0.1 3;
+TranslateY 0.7 9, AutoContrast 0.9 1
+"""
+
+
+def outcomes(image, name, chance, magnitude):
+    """What an operation of the policy makes of an image of bytes, each with its probability."""
+    policy = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
+    magnitudes, signed = policy._AUGMENTATION_SPACE[name]
+    levels = magnitudes(10, *image.shape[1:])
+    level = 0.0 if levels is None else float(levels[int(magnitude)])
+    if 1 - chance > 1e-9:
+        yield 1 - chance, image
+    for sign in (1, -1) if signed else (1,):
+        changed = policy._apply_image_or_video_transform(image, name, sign * level, policy.interpolation, policy._fill)
+        yield chance / (2 if signed else 1), changed
+
+
+def test_autoaugment_draws_each_pair_of_the_published_policy_as_often_as_it_should():
+    picture = (torch.arange(3 * 12 * 10, dtype=torch.float64) * 37 % 251).to(torch.uint8).view(3, 12, 10)
+    mean, std = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+    chances = Counter()
+    pairs = [[op.split() for op in pair.split(",")] for pair in POLICY.split(";")]
+    for first, second in pairs:
+        for chance, once in outcomes(picture, first[0], float(first[1]), first[2]):
+            for then, twice in outcomes(once, second[0], float(second[1]), second[2]):
+                for view in (twice, twice.flip(2)):
+                    chances[as_key(view)] += chance * then / len(pairs) / 2
+    assert sum(chances.values()) == pytest.approx(1)
+    shape = (-1, 1, 1)
+    normalised = (picture / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
+    copies = 4000
+    augmentation = AutoAugment(copies=copies, flip=True, mean=mean, std=std)
+    (views,) = augmentation.views(normalised.unsqueeze(0), torch.Generator().manual_seed(0))
+    levels = ((views * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)) * 255).round()
+    counts = Counter(as_key(view) for view in levels)
+    assert counts.keys() <= chances.keys()
+    # Rare views together, so that five of each kind are expected; fails by chance for one seed in 10,000.
+    common = [key for key in chances if copies * chances[key] >= 5]
+    rest = 1 - sum(chances[key] for key in common)
+    found = [counts[key] for key in common]
+    expected = [*(copies * chances[key] for key in common), copies * rest]
+    assert chisquare([*found, copies - sum(found)], expected).pvalue > 1e-4
+
+
+def test_autoaugment_leaves_the_global_generator_alone_and_goes_by_its_own():
+    augmentation, images = AutoAugment(flip=True), torch.rand(8, 3, 9, 9)
+    before = torch.get_rng_state()
+    first, second = (augmentation.views(images, torch.Generator().manual_seed(seed)) for seed in (0, 0))
+    other = augmentation.views(images, torch.Generator().manual_seed(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert augmentation.views(images[:0], torch.Generator()).shape == (0, 3, 9, 9)
+
+
+def test_autoaugment_knows_by_what_images_are_normalised():
+    config = composed("augmentation=autoaugment", "dataset=cifar10")
+    assert (config.augmentation.mean, config.augmentation.std) == (config.dataset.mean, config.dataset.std)
 
 
 @pytest.mark.parametrize(

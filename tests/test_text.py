@@ -483,7 +483,7 @@ def test_missing_weights_are_said(tmp_path):
         (("dataset=mnist", "model=text_small"), "model=text_small: takes texts, but dataset=mnist has images"),
         (("dataset=e2e", "model=text_small"), "tells classes of texts apart, but dataset=e2e has texts to continue"),
         (("dataset=sst2", "model=gpt2"), "model=gpt2: continues texts, but dataset=sst2 has classes"),
-        (("dataset=sst2", "augmentation=crop_flip"), "moves images, but dataset=sst2 has texts"),
+        (("dataset=sst2", "augmentation=crop_flip"), "is of images, but dataset=sst2 has texts"),
         (("dataset=sst2", "dataset.max_length=600"), "dataset.max_length=600: expected at most the 512"),
         (("dataset=sst2", "model.heads=3"), "model.width=64: expected a multiple of the 3 heads"),
         (("dataset=sst2", "model=roberta_base", "model.trained=some"), "model.trained=some: expected one of all, head"),

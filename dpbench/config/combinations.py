@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dpbench import clip, filters, noise, optim
-from dpbench.data import ImageDataset
+from dpbench.data import AutoAugment, ImageDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
 
@@ -39,13 +39,13 @@ def uncertified(config: RunConfig) -> str | None:
 
 
 def _augmentation(config: RunConfig) -> None:
-    crop, flip, data = config.augmentation.crop, config.augmentation.flip, config.dataset
+    crop, data = config.augmentation.crop, config.dataset
     if isinstance(data, ImageDataset):
         smaller = min(data.height, data.width)
         require(crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}")
-    elif crop or flip:
-        message = f"moves images, but dataset={data.name} has {data.holds}"
-        raise UserError(message, field="augmentation", value="crop_flip")
+    elif config.augmentation.random:
+        option = "autoaugment" if isinstance(config.augmentation, AutoAugment) else "crop_flip"
+        raise UserError(f"is of images, but dataset={data.name} has {data.holds}", field="augmentation", value=option)
 
 
 def _without_noise(config: RunConfig) -> None:

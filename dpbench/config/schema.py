@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config import combinations
 from dpbench.config.privacy import Privacy
-from dpbench.data import Augmentation, Dataset, ImageDataset, TableDataset, TextDataset
+from dpbench.data import Augmentation, AutoAugment, Dataset, ImageDataset, TableDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import require
 from dpbench.privacy import Plan, Release
@@ -299,7 +299,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
     },
     "averaging": {"none": averaging.Averaging, "exponential": averaging.ExponentialAveraging},
     "dataset": {"images": ImageDataset, "table": TableDataset, "text": TextDataset},
-    "augmentation": {"augmentation": Augmentation},
+    "augmentation": {"augmentation": Augmentation, "autoaugment": AutoAugment},
     "model": {
         "linear": models.Linear,
         "mlp": models.MLP,

@@ -1,6 +1,6 @@
 """Data sets: thin over torchvision, scikit-learn, datasets and tokenizers, on the device if they fit."""
 
-from dpbench.data.augmentation import Augmentation
+from dpbench.data.augmentation import Augmentation, AutoAugment
 from dpbench.data.base import Dataset
 from dpbench.data.images import ImageDataset
 from dpbench.data.resident import Prompts, Samples, Split, Splits
@@ -12,6 +12,7 @@ from dpbench.data.tokens import IGNORED, TokenSplit
 __all__ = [
     "IGNORED",
     "Augmentation",
+    "AutoAugment",
     "Dataset",
     "ImageDataset",
     "Prompts",

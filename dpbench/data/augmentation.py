@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from dpbench.errors import UserError, require
 
@@ -30,14 +31,19 @@ class Augmentation:
     def __post_init__(self) -> None:
         require(self.copies >= 1, "augmentation.copies", self.copies, "a whole number >= 1")
         require(self.crop >= 0, "augmentation.crop", self.crop, "a whole number >= 0")
-        if self.copies > 1 and not self.crop and not self.flip:
+        if self.copies > 1 and not self.random:
             raise UserError(
                 "all views would be the same; choose crop or flip", field="augmentation.copies", value=self.copies
             )
 
+    @property
+    def random(self) -> bool:
+        """Whether two views of an image can differ."""
+        return self.crop > 0 or self.flip
+
     def views(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Views of images (B, C, H, W): (B, K, C, H, W), or (B, C, H, W) where K is 1."""
-        if not self.crop and not self.flip:
+        if not self.random:
             return images
         batch, channels, height, width = images.shape
         count = batch * self.copies
@@ -61,3 +67,48 @@ class Augmentation:
             columns[:, None, None, :],
         ]
         return views if self.copies == 1 else views.view(batch, self.copies, channels, height, width)
+
+
+@dataclass
+class AutoAugment(Augmentation):
+    """AutoAugment's policy for CIFAR-10 as torchvision has it, then crops and flips (Cubuk et al. 2019, table 7).
+
+    Each view draws one of 25 pairs of operations, and of each of the two whether it is carried out.
+
+    Attributes:
+        mean: of the data set, which its images are normalised by.
+        std: of the data set.
+    """
+
+    mean: list[float] = field(default_factory=lambda: [0.0])
+    std: list[float] = field(default_factory=lambda: [1.0])
+
+    @property
+    @override
+    def random(self) -> bool:
+        return True
+
+    @override
+    def views(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        mean, std = (torch.tensor(of, device=images.device).view(-1, 1, 1) for of in (self.mean, self.std))
+        # The operations are defined on bytes.
+        levels = (images * std + mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+        changed = _changed(levels.repeat_interleave(self.copies, dim=0), generator)
+        moved = Augmentation(crop=self.crop, flip=self.flip).views((changed / 255 - mean) / std, generator)
+        return moved if self.copies == 1 else moved.unflatten(0, (len(images), self.copies))
+
+
+def _changed(levels: Tensor, generator: torch.Generator) -> Tensor:
+    """Images of bytes (B, C, H, W), each changed by itself."""
+    # Takes seconds to import, and only this needs it.
+    from torchvision.transforms import v2
+
+    policy = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+    # torchvision draws from torch's global generator, which is given back as it was.
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(int(seed))
+    try:
+        return torch.stack([policy(image) for image in levels]) if len(levels) else levels
+    finally:
+        torch.set_rng_state(before)
