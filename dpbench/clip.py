@@ -81,7 +81,7 @@ class ThresholdClip(Clip):
     """v min(1, C/‖v‖): long vectors are shortened to C, short ones stay (Abadi et al. 2016)."""
 
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        return (bound / norms).clamp(max=1.0)
+        return (bound / norms.clamp(min=SMALLEST_NORM)).clamp(max=1.0)
 
 
 @dataclass
@@ -112,7 +112,7 @@ class NormalisedClip(Clip):
         return super().factors(norms, threshold) / threshold
 
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        return (bound / norms).clamp(max=1.0)
+        return (bound / norms.clamp(min=SMALLEST_NORM)).clamp(max=1.0)
 
     @override
     def sensitivity(self, threshold: float) -> float:

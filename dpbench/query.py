@@ -13,6 +13,9 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.stage import Stage, State
 
+# Up to this, sums in float32 keep a sample's contribution within a thousandth of its bound.
+LARGEST_WEIGHT = 1e4
+
 
 class Point(NamedTuple):
     """One term of the query: `weight` times the gradient at `iterate`, a flat vector of shape (d,)."""
@@ -77,6 +80,9 @@ class TwoPoint(Query):
     def __post_init__(self) -> None:
         require(0 < self.kappa <= 1, "query.kappa", self.kappa, "a number in (0, 1]")
         require(self.gamma != 0 and math.isfinite(self.gamma), "query.gamma", self.gamma, "a finite number but 0")
+        fits = (1 - self.kappa) <= LARGEST_WEIGHT * abs(self.kappa * self.gamma)
+        told = f"so large that (1 - κ)/(κ|γ|) is at most {LARGEST_WEIGHT:g}, here with κ = {self.kappa:g}"
+        require(fits, "query.gamma", self.gamma, told)
         self._previous: Tensor | None = None
 
     @property

@@ -1,5 +1,7 @@
 """Every strategy of the engine, views, groups of parameters and changes in place."""
 
+import math
+
 import pytest
 import torch
 from gradient_checks import (
@@ -100,6 +102,55 @@ def test_every_strategy(name, monkeypatch):
     assert used == offered
     assert {strategy.kind for strategy in used} >= {"hold", "gram"}
     assert len({strategy.method for strategy in used}) >= (4 if "narrowing" in name else 1)
+
+
+# Weights that nearly cancel, as DiSK's with a small gamma do
+
+
+class TiedHead(nn.Module):
+    """An embedding that is the head, too, as in GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids))).mean(1)
+
+
+CANCELLING = [name for name in STRATEGY_MODELS if name != "embedding"] + ["tied"]
+
+
+def largest_share_of_the_bound(name, weight):
+    """What one sample adds to the clipped sum at most, over the bound that its computed norm is to warrant."""
+    if name == "tied":
+        model, x = TiedHead(), torch.randint(6, (24, 5))
+    else:
+        layer, x, _ = strategy_models()[name]
+        x = torch.randn(24, *x.shape[1:])
+        model = read_out(layer, nn.Tanh(), example=x)
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset({"gram"}))
+    # As DiSK's probe: so near that the mixture is no larger than a gradient.
+    near = flat.vector + torch.randn_like(flat.vector) / weight
+    targets = torch.randint(3, (len(x),))
+    tape = engine.record([Point(weight, near), Point(1 - weight, flat.vector.clone())], x, targets)
+    norms = tape.norms()[0]
+    own = [tape.weighted_sum(one.unsqueeze(0) / norms).norm() for one in torch.eye(len(x))]
+    return float(torch.stack(own).max())
+
+
+@pytest.mark.parametrize("weight", [0.9, 7.0, 40.0, 1e3, 1e4])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_norms_are_not_too_small_where_terms_nearly_cancel(name, weight):
+    assert largest_share_of_the_bound(name, weight) < 1.002
+
+
+def test_inner_products_in_single_precision_would_be_too_small(monkeypatch):
+    monkeypatch.setattr("dpbench.gradients.tape.LARGEST_PLAIN_WEIGHTS", math.inf)
+    assert largest_share_of_the_bound("linear on tokens", 1e4) > 2
 
 
 # Views

@@ -11,6 +11,7 @@ from helpers import assembled, composed
 
 from dpbench.cli.privacy import main
 from dpbench.privacy import calibrate
+from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.gaussian import SecureGaussian
 from dpbench.privacy.guarantee import statement
 from dpbench.privacy.tuning import RandomStopping
@@ -76,6 +77,55 @@ def test_other_releases_and_other_accounting_are_said(capsys):
     out = capsys.readouterr().out
     assert "histogram of norms of the same batch is released, and counted" in out
     assert re.search(r"Accounting differs: the rule that set the noise would have stated eps=(8|7\.99\d);", out)
+
+
+def test_other_schemes_leave_the_schedule_of_the_run_alone(capsys):
+    """Noise that decays over a run has another course where a scheme has another number of steps."""
+    typed = [*SMALL, "noise=decay", "noise.decay=0.01", "epochs=3.5", "eps=2", "privacy.accountant=rdp"]
+    assert main([*typed, "--grid", "1"]) == 0
+    out = capsys.readouterr().out
+    wanted = budget(composed(*typed)).noise_multiplier
+    rows = table(out)
+    for name in ("poisson, rdp", "no tuning", "all 1 results published"):
+        assert float(rows[name][0]) == pytest.approx(wanted, rel=1e-3)
+    assert f"(noise multiplier {wanted:.4f}): The run is (2, " in out
+
+
+def test_publishing_a_grid_counts_what_is_released_beside_each_sum(capsys):
+    typed = [
+        *SMALL,
+        "algo=dcsgd_p",
+        "privacy=shuffled",
+        "privacy.accountant=gdp",
+        "threshold.histogram_noise=50",
+        "eps=8",
+    ]
+    assert main([*typed, "--grid", "10"]) == 0
+    multiplier = float(table(capsys.readouterr().out)["all 10 results published"][0])
+    # Ten runs of five passes, each a Gaussian release of sum and histogram: mu² = 50 (1/z² + 1/50²).
+    mu = math.sqrt(50 * (multiplier**-2 + 50**-2))
+    assert gaussian_eps(mu, composed(*typed).delta_value) == pytest.approx(8, rel=2e-3)
+    assert main([*typed, "threshold.histogram_noise=2", "--grid", "10"]) == 0
+    assert table(capsys.readouterr().out)["all 10 results published"] == ["–"]  # the histograms alone spend more
+
+
+@pytest.mark.parametrize(
+    "typed", [["algo=dicesgd", "clip.uncertified=true"], ["optim=adagrad_norm_uncertified", "optim.uncertified=true"]]
+)
+def test_what_no_proof_covers_is_no_guarantee(capsys, typed):
+    assert main([*SMALL, *typed, "privacy.accountant=rdp", "eps=8"]) == 0
+    out = capsys.readouterr().out
+    assert "): No guarantee: un-" in out
+    assert "differentially private" not in out
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["noise=understated noise.divisor=1e300", "noise=decay noise.decay=1e-300", "privacy.noise_multiplier=1e300"],
+)
+def test_extreme_settings_get_a_sentence(capsys, typed):
+    assert main([*SMALL, *typed.split(), "privacy.accountant=rdp"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_no_noise_is_no_guarantee():

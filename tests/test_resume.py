@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from resuming import STEPS, DropoutMLP, carried_out, checkpoints, outcome, resum
 from safetensors.torch import load_file
 
 from dpbench.cli.command import Terminated
-from dpbench.config import compose_jobs, conf_folder, config_hash
+from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import UserError
 from dpbench.filters import Exponential
@@ -29,6 +30,7 @@ from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.execute import fail
 from dpbench.training.execution import Prepared
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.resume import GLOBAL, Training
@@ -619,6 +621,35 @@ def test_with_secure_noise_published_steps_are_not_taken_again(left, tmp_path):
     assert read(folder, "status.json")["status"] == "failed"
     carried_out(secure(), tmp_path, force=True)
     assert status(folder) == "finished"
+
+
+def refusal(tmp_path):
+    carried_out(secure(), tmp_path)
+    return RunRecord(tmp_path, config_hash(secure()), 0).take_refusal() or ""
+
+
+@pytest.mark.parametrize("loss", ["removed", "recorded as failed", "unreadable metrics", "damaged", "unreadable note"])
+def test_with_secure_noise_published_steps_are_remembered_whatever_becomes_of_the_record(loss, tmp_path):
+    job = Job((), replace(secure(), results_dir=str(tmp_path)), {})
+    if loss == "damaged":
+        (folder,), _ = carried_out(secure(), tmp_path)
+        (folder / "ledger.json").write_text("{")
+    else:
+        folder = stopped(secure(), tmp_path, 8, every=None)
+    if loss == "removed":
+        shutil.rmtree(folder)
+    elif loss == "recorded as failed":
+        fail(job, "its process was killed")
+    elif loss == "unreadable metrics":
+        (folder / "metrics.jsonl").write_bytes(b"\xff")
+        for path in folder.glob("*.pt"):
+            path.unlink()
+    elif loss == "unreadable note":
+        for path in folder.glob("*.pt"):
+            path.unlink()
+        folder.with_name("0.published").write_text("")
+    last = {"damaged": "10", "unreadable note": "inf"}.get(loss, "6")
+    assert f"metrics of step {last} are published" in refusal(tmp_path)
 
 
 # Settings.

@@ -235,3 +235,11 @@ def test_step_resumed_from_its_state_is_the_uninterrupted_one():
     second.noise_source.generator.set_state(first.noise_source.generator.get_state())
     run(second, 3)
     assert torch.equal(second.gradients.flat.vector, whole.gradients.flat.vector)
+
+
+@pytest.mark.parametrize("clip", [ThresholdClip(), NormalisedClip(), AutomaticClip(stabiliser=0.0), PSAClip()])
+@pytest.mark.parametrize("threshold", [1e-30, 1e-25, 1e-18, 1.0])
+def test_vectors_whose_squares_underflow_keep_the_bound(clip, threshold):
+    """Their computed norm is 0 though they are not."""
+    factor = float(clip.factors(torch.zeros(1, 1), threshold))
+    assert factor * 1e-20 <= clip.sensitivity(threshold) * (1 + 1e-6)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -104,8 +103,6 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
         evaluation=EvaluationTimes(every_epochs=None),
         privacy=privacy,
         # Copies: they are told about the run that they are in.
-        noise=deepcopy(config.noise),
-        threshold=deepcopy(config.threshold),
     )
 
 

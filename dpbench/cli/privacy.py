@@ -21,6 +21,7 @@ from dpbench.errors import UserError
 from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
 from dpbench.privacy.guarantee import statement
+from dpbench.privacy.plan import Repeat
 from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import budget
@@ -98,6 +99,7 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
             size=job.config.dataset.train_size,
             published=found.published_eps,
             search=found.search,
+            uncertified=job.config.uncertified,
         )
         console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
 
@@ -172,9 +174,17 @@ def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Conso
 def _composed(config: RunConfig, grid: int) -> float:
     plan, accountant = config.release_plan(), config.privacy.valid_accountant
     if plan.scheme.passes:  # one Gaussian release each, which compose exactly
-        return math.sqrt(grid) * calibrate(plan, config.eps, config.delta_value, accountant).noise_multiplier
+        together = math.sqrt(grid)
+        # As one release with all noise divided by the root; only the gradient's can be raised to make up for it.
+        one = replace(plan, runs=tuple(_with_less_beside(run, together) for run in plan.runs))
+        return together * calibrate(one, config.eps, config.delta_value, accountant).noise_multiplier
     repeated = replace(plan, runs=plan.runs * grid)
     return calibrate(repeated, config.eps, config.delta_value, accountant).noise_multiplier
+
+
+def _with_less_beside(run: Repeat, divisor: float) -> Repeat:
+    parts = tuple(part._replace(noise_multiplier=part.noise_multiplier / divisor) for part in run.release.beside)
+    return run._replace(release=run.release._replace(beside=parts))
 
 
 def _stopping(config: RunConfig, grid: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dpbench.errors import require
 from dpbench.privacy import ACCOUNTANTS, SCHEMES, Scheme, tightest
+from dpbench.privacy.accountants import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER
 from dpbench.privacy.published import RULES
 
 
@@ -45,7 +46,8 @@ class Privacy:
             f"auto or one that is valid for {self.sampler} sampling: {', '.join(valid)}",
         )
         given = self.noise_multiplier
-        require(given is None or 0 < given < math.inf, "privacy.noise_multiplier", given, "a finite number > 0")
+        fits = given is None or SMALLEST_MULTIPLIER <= given <= LARGEST_MULTIPLIER
+        require(fits, "privacy.noise_multiplier", given, "a number from 1e-6 to 1e8, or null")
         published = self.published
         require(published is None or published in RULES, "privacy.published", published, f"null, {', '.join(RULES)}")
         runs = self.search_runs

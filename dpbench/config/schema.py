@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -182,6 +183,8 @@ class RunConfig:
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
         require(self.fuse_seeds in ("auto", True, False), "fuse_seeds", self.fuse_seeds, "auto, true or false")
         combinations.check(self)
+        # Their own, so that a configuration made of another one leaves that as it is.
+        self.noise, self.threshold = deepcopy(self.noise), deepcopy(self.threshold)
         rate = partial(self.schedule.factor, steps=self.steps)
         course = Course(self.steps, self.batch_size, rate, self._epoch(self.privacy.scheme))
         self.noise.prepare(course)

@@ -20,8 +20,12 @@ class Summand:
         """Add a term."""
         raise NotImplementedError
 
-    def squares(self) -> Tensor:
-        """‖G_i‖², shape (B,)."""
+    def squares(self, *, precise: bool = False) -> Tensor:
+        """‖G_i‖², shape (B,).
+
+        Args:
+            precise: terms nearly cancel, so that inner products are to be in double precision.
+        """
         raise NotImplementedError
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -65,8 +69,8 @@ class Held(Summand):
             if self._missing <= 0:
                 self._squares.append(_row_squares(rows))
 
-    def squares(self) -> Tensor:
-        """‖G_i‖², shape (B,)."""
+    def squares(self, *, precise: bool = False) -> Tensor:
+        """‖G_i‖² of the sums as they are, shape (B,)."""
         return torch.cat(self._squares or [_row_squares(rows) for rows in self._chunks])
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -98,10 +102,11 @@ class Factored(Summand):
         """Add a term."""
         self.terms.append(term)
 
-    def squares(self) -> Tensor:
+    def squares(self, *, precise: bool = False) -> Tensor:
         """‖G_i‖², shape (B,)."""
         if self._strategy.kind == "gram":
-            return self.use.gram_squares(self.terms, self._strategy)
+            terms = [term.precise() for term in self.terms] if precise else self.terms
+            return self.use.gram_squares(terms, self._strategy)
         squares = []
         for part in chunks(len(self.terms[0].b), self._strategy.chunk):
             rows = self.use.rows(self.terms[0].samples(part), self._strategy)
@@ -134,11 +139,14 @@ class Tied(Summand):
         """Add a term of either use."""
         self._parts.setdefault(type(use), Factored(use, self.GRAM)).add(term, use)
 
-    def squares(self) -> Tensor:
+    def squares(self, *, precise: bool = False) -> Tensor:
         """‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2 ⟨G_i, H_i⟩, shape (B,)."""
-        squares = sum((part.squares() for part in self._parts.values()), start=torch.zeros(()))
+        squares = sum((part.squares(precise=precise) for part in self._parts.values()), start=torch.zeros(()))
         if len(self._parts) == 2:
-            squares = squares + 2 * cross_products(self._parts[Lookup].terms, self._parts[Outer].terms)
+            lookups, outers = self._parts[Lookup].terms, self._parts[Outer].terms
+            if precise:
+                lookups, outers = [term.precise() for term in lookups], [term.precise() for term in outers]
+            squares = squares + 2 * cross_products(lookups, outers)
         return squares
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -168,9 +176,9 @@ class BySeed(Summand):
         for part, of_seed in zip(self._parts, term.by_seed(len(self._parts)), strict=True):
             part.add(of_seed, use)
 
-    def squares(self) -> Tensor:
+    def squares(self, *, precise: bool = False) -> Tensor:
         """‖G_i‖², shape (B,)."""
-        return torch.cat([part.squares() for part in self._parts])
+        return torch.cat([part.squares(precise=precise) for part in self._parts])
 
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one after the other."""

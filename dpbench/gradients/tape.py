@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.summands import Summand
+
+# Inner products of terms lose (Σ|w_j|)² 2^-24 of the squared norm, which is then too small: here 2^-16 at most.
+LARGEST_PLAIN_WEIGHTS = 16.0
 
 
 class Tape:
@@ -24,9 +27,21 @@ class Tape:
         flat: FlatParameters,
         summands: Mapping[tuple[Tensor, ...], Summand],
         groups: Mapping[Tensor, int],
+        weights: Iterable[float],
         seeds: int | None = None,
     ) -> None:
+        """Of the points with these weights.
+
+        Args:
+            losses: shape (B,).
+            flat: the parameters.
+            summands: of the parameters used together.
+            groups: of each parameter.
+            weights: w_j.
+            seeds: S; None for the samples of one run.
+        """
         self.losses = losses
+        self._cancels = sum(map(abs, weights)) > LARGEST_PLAIN_WEIGHTS
         self._flat = flat
         self._summands = summands
         self._groups = groups
@@ -40,7 +55,7 @@ class Tape:
             count = max(self._groups.values()) + 1
             squares = torch.zeros(count, len(self.losses), dtype=vector.dtype, device=vector.device)
             for parameters, summand in self._summands.items():
-                squares[self._groups[parameters[0]]] += summand.squares()
+                squares[self._groups[parameters[0]]] += summand.squares(precise=self._cancels)
             self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         return self._norms
 

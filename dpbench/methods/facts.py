@@ -117,6 +117,7 @@ def guarantee(job: Job) -> str:
         size=config.dataset.train_size,
         published=found.published_eps,
         search=found.search,
+        uncertified=config.uncertified,
     )
 
 
@@ -131,8 +132,8 @@ def memory(job: Job) -> dict[str, float]:
     for _ in range(config.steps):
         step([])
     state, length = step.state_dict(), len(step.gradients.flat)
-    named = {"query": "query", "threshold": "threshold", "noise": "noise", "filter": "filter", "optim": "optimizer"}
-    found = {group: sum(tensor.numel() for tensor in _tensors(state[name])) for group, name in named.items()}
+    groups = ("query", "clip", "threshold", "noise", "filter", "optimizer")
+    found = {name.removesuffix("izer"): sum(map(Tensor.numel, _tensors(state[name]))) for name in groups}
     return {group: round(count / length, 1) for group, count in found.items()}
 
 

@@ -24,6 +24,8 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 
 # Below this the accountants' floating point no longer holds, and nothing is private anyway.
 SMALLEST_MULTIPLIER = 1e-6
+# Above this they overflow.
+LARGEST_MULTIPLIER = 1e8
 
 CLOSED_FORM_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
@@ -100,6 +102,8 @@ def discretisation(eps: float) -> float:
 
 def quick_bound(plan: Plan, delta: float) -> float:
     """A looser bound in milliseconds, to start a search from: Rényi at orders with a closed form."""
+    if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
+        return math.inf
     opened = _rdp(plan.scheme, CLOSED_FORM_ORDERS)
     return float(opened.compose(event(coarse(plan, delta, 0.05))).get_epsilon(delta))
 
@@ -112,10 +116,12 @@ def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant
     return RdpAccountant(orders, relation)
 
 
-def _pld(eps_scale: float) -> PLDAccountant:
+def _pld(plan: Plan, delta: float, eps_scale: float) -> PLDAccountant:
     from dp_accounting.pld import PLDAccountant
 
-    return PLDAccountant(value_discretization_interval=discretisation(eps_scale))
+    # Losses far beyond the eps expected would take minutes at its resolution.
+    scale = max(eps_scale, quick_bound(plan, delta) / 10)
+    return PLDAccountant(value_discretization_interval=discretisation(scale))
 
 
 def tightest(scheme: Scheme) -> str:
@@ -130,7 +136,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         plan: releases with their final noise multipliers.
         delta: in (0, 1).
         accountant: "pld" (privacy loss distributions), "rdp" (Rényi) or "gdp" (Gaussian, exact).
-        eps_scale: about the eps expected; sets how finely PLD rounds.
+        eps_scale: about the eps expected; sets how finely PLD rounds where the plan does not spend far more.
         excess: see `rounding`.
 
     Raises:
@@ -146,7 +152,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         import dp_accounting
 
         return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
-    opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(eps_scale)
+    opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(plan, delta, eps_scale)
     return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
 
 
@@ -161,6 +167,8 @@ def quick_curve(plan: Plan, delta: float) -> RenyiCurve:
 
 
 def _curve(plan: Plan, delta: float, orders: Sequence[float] | None, excess: float) -> RenyiCurve:
+    if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
+        return RenyiCurve.of(lambda _: math.inf, CLOSED_FORM_ORDERS)
     composed = _rdp(plan.scheme, orders).compose(event(coarse(plan, delta, excess)))
     return RenyiCurve.of(dict(zip(composed.orders, composed.rdp, strict=True)).__getitem__, composed.orders)
 
@@ -186,7 +194,7 @@ class Account:
     @cached_property
     def _opened(self) -> RdpAccountant | PLDAccountant:
         """The library's accountant, whose import takes longer than a small run's first steps."""
-        return _rdp(self._plan.scheme) if self._name == "rdp" else _pld(self._scale)
+        return _rdp(self._plan.scheme) if self._name == "rdp" else _pld(self._plan, self._delta, self._scale)
 
     def epsilon(self, made: int) -> float:
         """Eps of the first so many releases, at least as many as were asked for before."""

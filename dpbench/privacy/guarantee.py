@@ -90,6 +90,7 @@ def statement(
     size: int,
     published: float | None,
     search: tuple[float, float] | None = None,
+    uncertified: str | None = None,
 ) -> str:
     """A paragraph: who is protected, against what, how it was accounted for, and what is not counted.
 
@@ -101,7 +102,10 @@ def statement(
         size: training samples N.
         published: eps that a publication's rule states for the same run; None without one.
         search: expected number of runs and eps of the search that it is the best of; None where it is of none.
+        uncertified: what no proof covers; None for nothing.
     """
+    if uncertified is not None:
+        return f"No guarantee: {uncertified}, which no proof covers. The noisy sums alone would spend eps={eps:.4g}."
     promised = promise(
         plan.scheme,
         steps=len(plan),

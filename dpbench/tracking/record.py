@@ -196,6 +196,23 @@ class RunRecord:
     def _refusal(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.refused")
 
+    def publish(self, step: int) -> None:
+        """Note beside the record, where no new attempt removes it, that what comes of so many steps is seen."""
+        with self._explained("nothing can be written beside"):
+            write_atomically(self._published(), str(step))
+
+    def published(self) -> float:
+        """The last step that `publish` noted, whatever became of the record; inf where the note can't be read."""
+        try:
+            return int(self._published().read_text())
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError):
+            return math.inf
+
+    def _published(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.published")
+
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""
         self.write_bytes(name, (json.dumps(jsonable(content), indent=2) + "\n").encode())

@@ -100,8 +100,9 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         expected_batch=config.batch_size,
         ledger=ledger,
         noise_source=_noise(config, "noise", device),
-        # A generator of its own: what is drawn beside the gradient's noise leaves that as it would be without.
-        side_source=_noise(config, "side", device),
+        # A generator of its own: what is drawn beside the gradient's noise leaves that as it would be without. It is a
+        # few numbers, which thresholds keep on the CPU.
+        side_source=_noise(config, "side", torch.device("cpu")),
     )
     if config.record_coordinates:
         chosen = generator(config.seed, "recording", device)

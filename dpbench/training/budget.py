@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger, calibrate, epsilon
-from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_bound
+from dpbench.privacy.accountants import quick_bound
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, search_cost, search_of
 
@@ -41,8 +41,6 @@ def budget(config: RunConfig) -> Budget:
     """
     settings = config.privacy
     given = settings.noise_multiplier
-    if given is not None and given < SMALLEST_MULTIPLIER:
-        raise UserError("expected at least 1e-6", field="privacy.noise_multiplier", value=given)
     if math.isinf(config.eps):
         return Budget(0.0, math.inf)
     if settings.published is not None:

@@ -167,8 +167,11 @@ class Execution:
             join(self.team, parts, config)
             return Training(parts, ledger, Progress.start(config, splits, self.team), [])
 
-        # Several processes keep no checkpoints: each would have to go on from the same one.
-        training, found = self.keeper.resume(begin) if self._alone else (begin(None), None)
+        if self._alone:
+            training, found = self.keeper.resume(begin)
+        else:  # several processes keep no checkpoints: each would have to go on from the same one
+            self.keeper.refuse_to_repeat(0)
+            training, found = begin(None), None
         origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
         if found is not None:
             first = read_json(self.record.folder / "provenance.json")
@@ -307,6 +310,7 @@ class Execution:
 
         def on_evaluation(metrics: Metrics) -> None:
             training.metrics.append(metrics)
+            self.keeper.publish(metrics.step)
             self.record.append_metrics(metrics.as_dict())
             self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
             tracker.log(metrics.as_dict(), metrics.step)

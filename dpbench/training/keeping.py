@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -112,10 +111,10 @@ class Keeper:
                 self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
                 training = begin(None)
                 continue
-            self._refuse_to_repeat(step)
+            self.refuse_to_repeat(step)
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
-        self._refuse_to_repeat(0)
+        self.refuse_to_repeat(0)
         return training, None
 
     def _gone_on(self, training: Training, begin: Callable[[float | None], Training], content: State) -> Training:
@@ -140,23 +139,28 @@ class Keeper:
             training.parts.micro_batch = content["micro_batch"]
         return training
 
-    def _refuse_to_repeat(self, step: int) -> None:
-        """See resume.py: with secure noise, steps behind which something was published are not taken again."""
-        if self._secure and (published := self._published()) > step:
+    def publish(self, step: int) -> None:
+        """Note that metrics of a step are about to be seen, where the run could not take it again as it was."""
+        if self._secure:
+            self._record.publish(step)
+
+    def refuse_to_repeat(self, step: int) -> None:
+        """See resume.py: with secure noise, steps behind which something was published are not taken again.
+
+        Args:
+            step: that the run is to go on after; 0 for a beginning.
+
+        Raises:
+            UserError: metrics of later steps were seen.
+        """
+        if self._secure and not self._config.force and (published := self._record.published()) > step:
             raise UserError(
-                f"metrics of step {published} are published, and without a checkpoint of it the steps after step "
+                f"metrics of step {published:g} are published, and without a checkpoint of it the steps after step "
                 f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
                 "whose eps adds to that of this one",
                 field="privacy.secure_noise",
                 value=True,
             )
-
-    def _published(self) -> int:
-        try:
-            lines = (self._record.folder / "metrics.jsonl").read_text().splitlines()
-            return max((int(json.loads(line)["step"]) for line in lines), default=0)
-        except FileNotFoundError:
-            return 0
 
     def remove(self) -> None:
         """Remove all checkpoints, for the run has ended."""

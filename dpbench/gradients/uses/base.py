@@ -16,8 +16,8 @@ class Term(NamedTuple):
     Attributes:
         a: what the layer read, shape (B, m, ...): the m rows of the model's input that belong to one sample.
         b: gradient of the loss with respect to what the layer gave, shape (B, m, ...).
-        extra: what else a use needs of the call, the same for all samples; a list, one for each seed, where samples
-            of several seeds are in one term.
+        extra: what else a use needs of the call, a named tuple of tensors that is the same for all samples; a list,
+            one for each seed, where samples of several seeds are in one term.
     """
 
     a: Tensor
@@ -27,6 +27,11 @@ class Term(NamedTuple):
     def samples(self, which: slice) -> Term:
         """The term of some of the samples."""
         return Term(self.a[which], self.b[which], self.extra)
+
+    def precise(self) -> Term:
+        """The term in double precision."""
+        extra = None if self.extra is None else type(self.extra)(*(part.double() for part in self.extra))
+        return Term(self.a.double() if self.a.is_floating_point() else self.a, self.b.double(), extra)
 
     def by_seed(self, seeds: int) -> list[Term]:
         """The terms of so many seeds, which have equally many samples, one seed after the other."""
