@@ -25,6 +25,7 @@ from dpbench.cli.preview import print_plan
 from dpbench.cli.rounds import carry_through
 from dpbench.cli.table import Row, as_csv, print_table
 from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
+from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 from dpbench.tracking import Status, log_table, tracker_line
@@ -63,6 +64,7 @@ def _main(typed: list[str]) -> int:
     if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
         raise UserError("seeds is short for a list of values of seed; give one of the two")
     if options.info or options.hydra_help or options.shell_completion:
+        find_own_stages(_folders(options))
         _launch(flags, overrides)
         return OK
     _refuse_launcher(overrides)
@@ -124,6 +126,10 @@ def _flags(typed: list[str]) -> Namespace:
             raise UserError(
                 f"--{name.replace('_', '-')} {getattr(options, name)}: the primary config is fixed; use -cd"
             )
+    if options.experimental_rerun:
+        raise UserError(
+            f"--experimental-rerun {options.experimental_rerun}: a run goes on when its command is typed again"
+        )
     if options.config_dir and not Path(options.config_dir).is_dir():
         raise UserError(f"-cd {options.config_dir}: no such folder")
     if options.cfg and options.multirun:

@@ -87,7 +87,8 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def records(results: Path) -> list[Path]:
     """The folders of all runs that left anything, whatever came of them."""
-    return sorted({path.parent for path in (results / "runs").rglob("*") if path.is_file()})
+    files = (path for path in (results / "runs").rglob("*") if path.is_file() and path.suffix != ".published")
+    return sorted({path.parent for path in files})
 
 
 def only_record(results: Path) -> Path:

@@ -33,6 +33,7 @@ BAD_INPUT = [
     ("algo.kapa=0.5", "algo.kapa=0.5", "no such setting"),
     ("algo=disk algo.kappa=1.5", "algo.kappa=1.5", "a number in (0, 1]"),
     ("algo=disk algo.gamma=0", "algo.gamma=0", "a finite number but 0"),
+    ("algo=disk algo.gamma=1e-6", "algo.gamma=1e-06", "at most 10000, here with κ = 0.7"),
     ("query=two_point query.kappa=1.5", "query.kappa=1.5", "a number in (0, 1]"),
     ("delta=2", "delta=2", "a number in (0, 1), or a rule"),
     ("delta=abc", "delta=abc", "a number in (0, 1), or a rule"),
@@ -82,6 +83,9 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
         ("--cfg job -m", "--cfg"),
         ("--cfg job eps=abc", "eps=abc"),
         ("--config-name nonsense", "nonsense"),
+        ("--experimental-rerun gone.pickle", "gone.pickle"),
+        ("-m optim.lr=interval(0,1)", "interval(0,1)"),
+        ("-m eps=range(1,3,0)", "range(1,3,0)"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, arguments, culprit):
@@ -380,6 +384,15 @@ def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
 
 
 # --help
+
+
+@pytest.mark.parametrize("about", ["searchpath", "config", "defaults-tree"])
+def test_what_hydra_tells_of_itself_is_told(about):
+    """In a process of its own, where no command has looked for options yet."""
+    command = [sys.executable, "-m", "dpbench.run", "--info", about]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path):

@@ -52,7 +52,7 @@ def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
     def own_squares(use, term, strategy):
         return sum(rows.square().sum(1) for rows in use.rows(term, strategy))
 
-    def apart(self):
+    def apart(self, *, precise=False):
         strategy = self._strategy
         return sum(own_squares(self.use, term, strategy) for term in self.terms)
 

@@ -173,9 +173,12 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
                 raise UserError(f"{override.input_line}: settings can't be removed, only set")
         # The launcher reads hydra.* settings; they are no part of a run.
         own = [o for o in parsed if not o.key_or_group.startswith("hydra")]
-        lines = BasicSweeper.split_arguments(own, None)[0]
+        patterns = ", ".join(str(o.input_line) for o in own if o.is_sweep_override())
+        try:
+            lines = BasicSweeper.split_arguments(own, None)[0]
+        except (HydraException, ValueError) as error:
+            raise UserError(f"{patterns}: no sweep over a list of values ({error})") from error
         if not lines:
-            patterns = ", ".join(str(o.input_line) for o in own if o.is_sweep_override())
             raise UserError(f"{patterns}: no option matches")
         composer = _Composer(config_dirs)
         return [_job(tuple(line), composer) for line in lines]

@@ -146,7 +146,7 @@ class FusedGradients(PerSampleGradients):
             stacked = StackedWeights(values, seeds, grouped=iterates.is_cuda)
             weights = weight * counts
             losses = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
-        return Tape(losses.detach(), self.flat, summands, self._groups, (point.weight for point in points), seeds)
+        return Tape(losses.detach(), self.flat, summands, self._groups, (weight for weight, _ in points), seeds)
 
     def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
         """What each request would have got alone, to rounding; or the error that it would have raised."""

@@ -231,7 +231,7 @@ class PerSampleGradients:
                     else:
                         losses, rows = way(inputs, targets)
                         self._add_rows(rows.mul_(weight), summands)
-        return Tape(losses.detach(), self.flat, summands, self._groups, (point.weight for point in points))
+        return Tape(losses.detach(), self.flat, summands, self._groups, (weight for weight, _ in points))
 
     def _keep_books(
         self,

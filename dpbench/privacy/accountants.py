@@ -105,7 +105,10 @@ def quick_bound(plan: Plan, delta: float) -> float:
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
     opened = _rdp(plan.scheme, CLOSED_FORM_ORDERS)
-    return float(opened.compose(event(coarse(plan, delta, 0.05))).get_epsilon(delta))
+    try:
+        return float(opened.compose(event(coarse(plan, delta, 0.05))).get_epsilon(delta))
+    except OverflowError:  # an accountant's word for a loss beyond floating point
+        return math.inf
 
 
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
@@ -153,7 +156,10 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
 
         return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
     opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(plan, delta, eps_scale)
-    return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
+    try:
+        return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
+    except OverflowError:
+        return math.inf
 
 
 def renyi_curve(plan: Plan, delta: float) -> RenyiCurve:
