@@ -24,7 +24,7 @@ class Look:
 
 LOOKS = {
     Outcome.REPRODUCED: Look(
-        "✓", "good", "our mean lies within the tolerance of the printed number: one unit or two standard errors"
+        "✓", "good", "our mean lies within the tolerance of the printed number: mostly a point, or two standard errors"
     ),
     Outcome.AS_DERIVED: Look("=", "none", "our number agrees with one that the paper determines but does not print"),
     Outcome.ABOVE: Look("▲", "open", "our mean lies above the printed number by more than that"),
