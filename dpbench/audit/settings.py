@@ -102,7 +102,6 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
         augmentation=Augmentation(),
         evaluation=EvaluationTimes(every_epochs=None),
         privacy=privacy,
-        # Copies: they are told about the run that they are in.
     )
 
 
