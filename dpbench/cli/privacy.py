@@ -105,12 +105,12 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
 
 
 def _cells(find: Callable[[RunConfig], float], jobs: list[Job]) -> list[str]:
-    """A number for each job; a dash where the combination is refused."""
+    """A number for each job; a dash where the combination is refused, or the number is beyond floating point."""
     cells = []
     for job in jobs:
         try:
             cells.append(f"{find(job.config):.4g}")
-        except UserError:
+        except (UserError, OverflowError):
             cells.append("–")
     return cells
 

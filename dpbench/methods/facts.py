@@ -132,8 +132,9 @@ def memory(job: Job) -> dict[str, float]:
     for _ in range(config.steps):
         step([])
     state, length = step.state_dict(), len(step.gradients.flat)
-    groups = ("query", "clip", "threshold", "noise", "filter", "optimizer")
-    found = {name.removesuffix("izer"): sum(map(Tensor.numel, _tensors(state[name]))) for name in groups}
+    stages = ("query", "clip", "threshold", "noise", "filter")
+    named = {name: name for name in stages} | {"optim": "optimizer"}
+    found = {group: sum(tensor.numel() for tensor in _tensors(state[name])) for group, name in named.items()}
     return {group: round(count / length, 1) for group, count in found.items()}
 
 

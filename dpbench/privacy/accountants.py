@@ -122,8 +122,8 @@ def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant
 def _pld(plan: Plan, delta: float, eps_scale: float) -> PLDAccountant:
     from dp_accounting.pld import PLDAccountant
 
-    # Losses far beyond the eps expected would take minutes at its resolution.
-    scale = max(eps_scale, quick_bound(plan, delta) / 10)
+    # Losses far beyond the eps expected would take minutes at its resolution; the bound may be infinite.
+    scale = max(eps_scale, min(quick_bound(plan, delta) / 10, 1e6))
     return PLDAccountant(value_discretization_interval=discretisation(scale))
 
 
