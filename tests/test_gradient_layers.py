@@ -9,6 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dpbench.gradients.pooling import max_pooling
+from dpbench.models.layers import StdConv2d, WSConv2d
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,25 @@ def test_weight_standardised_convolution(seed, channels, out, kernel, stride, pa
     channels = max(channels, 3) if kernel == 1 else channels  # a filter of one weight is always 0
     layer, spread = standardised(channels, out, kernel, stride=stride, padding=padding)
     assert_standardised_exact(layer, spread, torch.randn(4, channels, kernel + extra, kernel + 1))
+
+
+# By the gain and bias of one channel: what its filter gives can be read off its output, or is lost there.
+LEGIBLE = {"usual": (0.7, 0.3), "no gain": (0.0, 0.3), "small gain": (1e-6, 1.0)}
+
+
+@pytest.mark.parametrize("case", LEGIBLE)
+@pytest.mark.parametrize("kind", [WSConv2d, StdConv2d])
+def test_weight_standardised_convolution_by_inner_products(case, kind):
+    layer, x = kind(3, 4, 2), torch.randn(5, 3, 4, 4)
+    with torch.no_grad():
+        layer.gain[2], layer.bias[2] = LEGIBLE[case]
+    assert_exact(read_out(nn.Conv2d(3, 3, 1), layer, nn.LeakyReLU(), example=x), x, spread=1e-4, strategies={"gram"})
+
+
+def test_weight_standardised_convolution_whose_output_is_changed_in_place():
+    x = torch.randn(5, 3, 4, 4)
+    model = read_out(nn.Conv2d(3, 3, 1), standardised(3, 4, 2)[0], nn.LeakyReLU(0.3, inplace=True), example=x)
+    assert_exact(model, x, spread=1e-5, strategies={"gram"})
 
 
 # Norms

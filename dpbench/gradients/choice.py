@@ -128,6 +128,8 @@ def _key(use: Use, term: Term, points: int) -> str:
     """Everything that the time per sample depends on, as text."""
     settings = [type(use).__name__, *map(repr, astuple(use))]
     shapes = [repr(tuple(term.a.shape[1:])), repr(tuple(term.b.shape[1:])), str(term.b.dtype).removeprefix("torch.")]
+    if term.output is not None:
+        shapes.append("output")
     return " ".join([*settings, *shapes, f"points={points}"]).replace("'", "")
 
 

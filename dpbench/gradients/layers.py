@@ -43,7 +43,7 @@ def convolution(recording: Recording, layer: nn.Conv1d | nn.Conv2d, input: Tenso
     output = weights.convolution(layer, x, weights.of(layer.weight), layer.bias)
     padding, written_out = _padding(layer)
     use = Patches((_kernel_shape(layer),), _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
-    return _watch_convolution(recording, layer, x, output, (layer.weight,), use, written_out, None)
+    return _watch_convolution(recording, layer, x, output, (layer.weight,), use, written_out)
 
 
 def standardised_convolution(recording: Recording, layer: WSConv2d, input: Tensor) -> Tensor:
@@ -54,15 +54,19 @@ def standardised_convolution(recording: Recording, layer: WSConv2d, input: Tenso
     mean, scale = layer.statistics(weight)
     filters = (weight.flatten(-3) - mean) * scale
     moves = (scale.square() * layer.SMALLEST < 1 - 1e-6).to(scale.dtype)
-    found = Standardisation(filters.detach(), scale.detach(), moves.detach(), gain.detach())
+    bias = torch.zeros_like(gain) if layer.bias is None else weights.of(layer.bias).unsqueeze(-1)
+    found = Standardisation(*(t.detach() for t in (filters, scale, moves, gain, bias)))
     extra = found if weights.seeds == 1 else [Standardisation(*parts) for parts in zip(*found, strict=True)]
     output = weights.convolution(layer, x, (filters * gain).view_as(weight), layer.bias)
+    # A GPU would have to wait for the answer, and half precision does not do.
+    shows = output.device.type == "cpu" and full(output) is output and found.shows_products()
     padding, written_out = _padding(layer)
     # Where the gain is a constant, only the weight has gradients.
     parameters = (layer.weight, layer.gain) if isinstance(layer.gain, nn.Parameter) else (layer.weight,)
     shapes = tuple(tuple(parameter.shape) for parameter in parameters)
     use = StandardisedPatches(shapes, _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
-    return _watch_convolution(recording, layer, x, output, parameters, use, written_out, extra)
+    given = output.detach() if shows else None
+    return _watch_convolution(recording, layer, x, output, parameters, use, written_out, extra, given)
 
 
 def _watch_convolution(
@@ -73,14 +77,18 @@ def _watch_convolution(
     parameters: tuple[Tensor, ...],
     use: Patches,
     written_out: tuple[int, ...],
-    extra: Standardisation | list[Standardisation] | None,
+    extra: Standardisation | list[Standardisation] | None = None,
+    given: Tensor | None = None,
 ) -> Tensor:
     x = x.detach()
+    version = None if given is None else given._version
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
 
     def term(b: Tensor) -> Term:
         a = F.pad(x, written_out, mode=mode) if any(written_out) else x
-        return Term(_planes(recording.per_sample(a)), _planes(recording.per_sample(b)), extra)
+        # What follows the layer may have changed its output in place.
+        kept = None if given is None or given._version != version else _planes(recording.per_sample(given))
+        return Term(_planes(recording.per_sample(a)), _planes(recording.per_sample(b)), extra, kept)
 
     bias = [] if layer.bias is None else bias_parts(recording, layer.bias, lambda b: b.flatten(2).sum(2))
     return recording.watch(output, x, [Part(parameters, use, term), *bias])

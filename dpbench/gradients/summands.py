@@ -100,7 +100,7 @@ class Factored(Summand):
 
     def add(self, term: Term, use: Use) -> None:
         """Add a term."""
-        self.terms.append(term)
+        self.terms.append(term if self._strategy.kind == "gram" else term._replace(output=None))
 
     def squares(self, *, precise: bool = False) -> Tensor:
         """‖G_i‖², shape (B,)."""

@@ -18,18 +18,22 @@ class Term(NamedTuple):
         b: gradient of the loss with respect to what the layer gave, shape (B, m, ...).
         extra: what else a use needs of the call, a named tuple of tensors that is the same for all samples; a list,
             one for each seed, where samples of several seeds are in one term.
+        output: what the layer gave, of the shape of b, where that spares a use work; None where it would not, or is
+            not known to working precision.
     """
 
     a: Tensor
     b: Tensor
     extra: Any = None
+    output: Tensor | None = None
 
     def samples(self, which: slice) -> Term:
         """The term of some of the samples."""
-        return Term(self.a[which], self.b[which], self.extra)
+        output = None if self.output is None else self.output[which]
+        return Term(self.a[which], self.b[which], self.extra, output)
 
     def precise(self) -> Term:
-        """The term in double precision."""
+        """The term in double precision, which the output does not have."""
         extra = None if self.extra is None else type(self.extra)(*(part.double() for part in self.extra))
         return Term(self.a.double() if self.a.is_floating_point() else self.a, self.b.double(), extra)
 
@@ -38,7 +42,8 @@ class Term(NamedTuple):
         if seeds == 1:
             return [self]
         extras = [None] * seeds if self.extra is None else self.extra
-        return [Term(*parts) for parts in zip(self.a.chunk(seeds), self.b.chunk(seeds), extras, strict=True)]
+        outputs = [None] * seeds if self.output is None else self.output.chunk(seeds)
+        return [Term(*parts) for parts in zip(self.a.chunk(seeds), self.b.chunk(seeds), extras, outputs, strict=True)]
 
 
 @dataclass(frozen=True)

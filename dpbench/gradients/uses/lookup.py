@@ -68,10 +68,10 @@ def cross_products(lookups: Sequence[Term], outers: Sequence[Term]) -> Tensor:
     Row id of H is Σ_s b_s[id] a_s, so the product with Σ_t b_t at row id_t is Σ_ts b_s[id_t] ⟨a_s, b_t⟩.
     """
     total = lookups[0].b.new_zeros(len(lookups[0].b), dtype=full(lookups[0].b).dtype)
-    for ids, rows, _ in lookups:
-        for a, b, _ in outers:
-            picked = full(b).gather(2, ids.unsqueeze(1).expand(-1, b.shape[1], -1))
-            total += (picked * torch.bmm(full(a), full(rows).transpose(1, 2))).sum((1, 2))
+    for lookup in lookups:
+        for outer in outers:
+            picked = full(outer.b).gather(2, lookup.a.unsqueeze(1).expand(-1, outer.b.shape[1], -1))
+            total += (picked * torch.bmm(full(outer.a), full(lookup.b).transpose(1, 2))).sum((1, 2))
     return total
 
 

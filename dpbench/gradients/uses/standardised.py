@@ -14,6 +14,9 @@ from typing_extensions import override
 from dpbench.gradients.uses.base import Strategy, Term, full, pairs
 from dpbench.gradients.uses.patches import Patches
 
+# Of a gain: beyond it, what a filter gives is lost in the rounding of the output.
+LARGEST_BIAS = 64.0
+
 
 class Standardisation(NamedTuple):
     """The standardisation at one iterate: filter_p = gain_p (w_p - mean_p) scale_p with n weights a filter.
@@ -23,12 +26,18 @@ class Standardisation(NamedTuple):
         scale: shape (P, 1).
         moves: 1 where the scale depends on the weights, 0 where it is at its bound, shape (P, 1).
         gain: shape (P, 1).
+        bias: what the layer adds to the output, shape (P, 1).
     """
 
     filters: Tensor
     scale: Tensor
     moves: Tensor
     gain: Tensor
+    bias: Tensor
+
+    def shows_products(self) -> bool:
+        """Whether (output - bias) / gain has what the filters give, to nearly the precision of the output."""
+        return bool((self.bias.abs() <= LARGEST_BIAS * self.gain.abs()).all()) and bool(self.gain.all())
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class StandardisedPatches(Patches):
             Term(term.a, full(term.b) * factor.view(-1, 1, 1)) for term, factor in zip(terms, factors, strict=True)
         ]
         squares = super().gram_squares(within, strategy)
-        along = [self._along(term, extras) for term in terms]  # of ⟨H_j, u⟩, ⟨H_j, filter_0⟩, ⟨H_j, filter_1⟩, ...
+        along = [self._along(terms, j) for j in range(len(terms))]  # of ⟨H_j, u⟩, ⟨H_j, filter_0⟩, ⟨H_j, filter_1⟩, ...
         moves = [extra.moves.view(-1) for extra in extras]
         for j, k, times in pairs(len(terms)):
             (ones_j, *of_j), (ones_k, *of_k) = along[j], along[k]
@@ -87,16 +96,32 @@ class StandardisedPatches(Patches):
         assert isinstance(gains, Tensor)
         return squares + gains.square().sum(1)
 
-    def _along(self, term: Term, extras: Sequence[Standardisation]) -> list[Tensor]:
-        """⟨H, u⟩ and ⟨H, f⟩ for the filters of all iterates, (B, P) each: what they give of the input, times b."""
-        a, b = full(term.a), full(term.b).flatten(0, 1).flatten(2)
-        ones = torch.full((1, 1, *self.shapes[0][2:]), extras[0].filters.shape[1] ** -0.5, dtype=b.dtype)
+    def _along(self, terms: Sequence[Term], j: int) -> list[Tensor]:
+        """⟨H_j, u⟩ and ⟨H_j, f⟩ for the filters of all iterates, (B, P) each: what they give of the input, times b.
+
+        What the iterate's own filters give is in the layer's output, where that is kept.
+        """
+        term, extras = terms[j], [term.extra for term in terms]
+        a, b = full(term.a).flatten(0, 1), full(term.b).flatten(0, 1).flatten(2)
         settings = (None, self.stride, self.padding, self.dilation)
-        box = F.conv2d(a.flatten(0, 1).sum(1, keepdim=True), ones.to(b.device), *settings).flatten(2)
-        filters = torch.cat([extra.filters.view(self.shapes[0]) for extra in extras])
-        outputs = F.conv2d(a.flatten(0, 1), filters, *settings).flatten(2).chunk(len(extras), dim=1)
-        products = [torch.bmm(b, box.transpose(1, 2)).squeeze(2), *((b * output).sum(2) for output in outputs)]
-        return [product.view(len(a), a.shape[1], -1).sum(1) for product in products]
+        ones = torch.full((1, 1, *self.shapes[0][2:]), extras[0].filters.shape[1] ** -0.5, dtype=b.dtype)
+        box = F.conv2d(a.sum(1, keepdim=True), ones.to(b.device), *settings).flatten(2)
+        products = [torch.bmm(b, box.transpose(1, 2)).squeeze(2)]
+        known = {} if term.output is None else {j: self._own(term, b)}
+        missing = [k for k in range(len(terms)) if k not in known]
+        if missing:
+            filters = torch.cat([extras[k].filters.view(self.shapes[0]) for k in missing])
+            outputs = F.conv2d(a, filters, *settings).flatten(2).chunk(len(missing), dim=1)
+            known |= {k: (b * output).sum(2) for k, output in zip(missing, outputs, strict=True)}
+        products += [known[k] for k in range(len(terms))]
+        return [product.view(*term.b.shape[:2], -1).sum(1) for product in products]
+
+    def _own(self, term: Term, b: Tensor) -> Tensor:
+        """⟨H, filter⟩ of the rows (B m, P), from the layer's output."""
+        assert term.output is not None
+        extra: Standardisation = term.extra
+        given = term.output.flatten(0, 1).flatten(2) - extra.bias
+        return given.mul_(b).sum(2) / extra.gain.view(-1)
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
