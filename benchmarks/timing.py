@@ -52,7 +52,7 @@ class Settings:
     device: str = "cpu"
     threads: int = 1
     rounds: int = 20
-    seconds: float = 10.0
+    seconds: float = 5.0
     allocator: str = "default"
     small: bool = False
     steps: bool = True
