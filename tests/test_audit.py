@@ -431,6 +431,15 @@ def test_command_prints_and_keeps_what_it_found(capsys, tmp_path, monkeypatch):
     assert all(finding["eps_at_least"] <= finding["claimed_eps"] <= 4 for finding in kept["findings"])
 
 
+def test_command_says_where_no_proof_covers_the_claim(capsys, tmp_path):
+    code, out, _ = command(capsys, tmp_path, "algo=dicesgd", *SMALL)
+    unproven = "un-clipped gradients come back in later steps"
+    assert code == 0
+    assert f"NOT CERTIFIED: {unproven}. No proof covers the claimed eps" in " ".join(out.split())
+    (file,) = tmp_path.glob("audits/*/audit.json")
+    assert json.loads(file.read_text())["uncertified"] == unproven
+
+
 def test_command_says_what_is_violated(capsys, tmp_path, monkeypatch):
     missing_clip(monkeypatch)
     code, out, _ = command(capsys, tmp_path, *SMALL)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cli import only_record, read, run
 from helpers import assembled, composed
+from results_command import results
 from torch import nn
 
 from dpbench.audit import AuditSettings
@@ -150,6 +151,8 @@ def test_a_run_says_that_its_eps_is_not_proven(tmp_path):
     assert outcome.code == 0
     assert "NOT CERTIFIED: un-clipped gradients come back in later steps" in outcome.out
     assert read(only_record(tmp_path), "summary.json")["private"] is False
+    assert ", not proven" in outcome.out.partition("test accuracy, last (%)")[2]
+    assert "8, not proven" in results(tmp_path, "list").out
 
 
 @pytest.mark.parametrize(

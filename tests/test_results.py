@@ -149,6 +149,12 @@ def test_a_folder_without_records_is_said_to_have_none(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+def test_records_are_not_checked_where_there_is_no_folder(tmp_path):
+    outcome = results(tmp_path / "nowhere", "check")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.error().endswith("nowhere: expected a folder that exists")
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
@@ -249,6 +255,7 @@ def test_configurations_are_compared_by_what_differs(sweep):
     kinds = [yaml.safe_load((group[0] / "config.yaml").read_text())["query"]["kind"] for group in groups]
     assert found["query.kind"] == kinds
     assert not {"optim.lr", "eps", "seed", "algo.name", "results_dir", "dataset.name"} & found.keys()
+    assert not any(name.startswith("configurations") for name in found)
 
 
 def test_groups_of_runs_are_compared(sweep):
@@ -257,6 +264,7 @@ def test_groups_of_runs_are_compared(sweep):
     assert outcome.out.splitlines()[0].split("  ")[-2:] != []
     assert found["finished runs (n)"] == ["2", "2"]
     assert found["failed"] == ["1", "–"]
+    assert found["configurations, averaged over"] == ["2", "1"]
     assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
     disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
     assert found["test accuracy, last (%)"][0] == as_printed(disk)

@@ -107,6 +107,11 @@ def _audit(job: Job, settings: AuditSettings) -> int:
     prepare_device(device)
     folder = Path(config.results_dir) / "audits" / audit_hash(config, settings)
     console.print(f"Auditing {job.name}", style="bold")
+    if config.uncertified is not None:
+        console.print(
+            f"NOT CERTIFIED: {config.uncertified}. No proof covers the claimed eps, whatever these attacks show.",
+            style="yellow",
+        )
 
     def say(finding: Finding) -> None:
         console.print(f"  {finding.attack}, {finding.attacked}: done")
@@ -126,6 +131,7 @@ def _as_json(found: Audit, job: Job, settings: AuditSettings, origin: dict[str, 
         "run": config_hash(job.config),
         "settings": asdict(settings),
         "overrides": list(job.overrides),
+        "uncertified": job.config.uncertified,
         "config": {**resolved(job.config), "choices": job.choices},
         "provenance": origin,
     }

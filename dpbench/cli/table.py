@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -27,6 +28,9 @@ COLUMNS = (
     "status",
     "folder",
 )
+
+# Behind an eps that the noisy sums alone would spend, in a run that releases more.
+UNPROVEN = ", not proven"
 
 # Left out of the printed table where no run has a value.
 OPTIONAL = ("eps as published",)
@@ -62,7 +66,7 @@ class Row:
             self.name,
             _text(self.accuracy("final"), lambda x: f"{100 * x:.2f}"),
             _text(self.accuracy("best"), lambda x: f"{100 * x:.2f}"),
-            _text(summary.get("eps"), lambda x: f"{float(x):.4g}"),
+            _text(summary.get("eps"), lambda x: f"{float(x):.4g}" + ("" if is_proven(summary) else UNPROVEN)),
             _text(summary.get("published_eps"), lambda x: f"accounting differs: {x:.4g}"),
             _text(summary.get("delta"), lambda x: f"{x:.3g}"),
             _text(summary.get("noise_multiplier"), lambda x: f"{x:.4f}"),
@@ -70,6 +74,11 @@ class Row:
             self.status,
             self.folder,
         ]
+
+
+def is_proven(summary: Mapping[str, Any]) -> bool:
+    """Whether the eps of a summary is a guarantee; without noise it claims none."""
+    return bool(summary.get("private", True)) or not math.isfinite(float(summary.get("eps", math.inf)))
 
 
 def _text(value: Any, how: Any) -> str:

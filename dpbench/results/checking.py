@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from dpbench.cli.console import duration, seconds_of
+from dpbench.errors import require
 from dpbench.results.arguments import Arguments
 from dpbench.results.integrity import NOT_BEGUN, problems_of
 from dpbench.results.selection import Selection
@@ -50,6 +51,7 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     from dpbench.config.recorded import recorded_hash  # takes seconds to import
 
     quiet, move = seconds_of("quiet", arguments.options["quiet"]), arguments.flag("quarantine")
+    require(arguments.results_dir.is_dir(), "results_dir", arguments.results_dir, "a folder that exists")
     folders = _folders(arguments.results_dir / "runs", arguments.selection)
     wrong, records = 0, 0
     for count, folder in enumerate(folders):

@@ -97,6 +97,10 @@ def _runs(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str
     status = index.column("status")
     counts = [Counter(status[place] for place in group.places) for group in groups]
     yield "finished runs (n)", [str(count[Status.FINISHED]) for count in counts]
+    digests = index.column("hash")
+    configurations = [len({digests[place] for place in group.places}) for group in groups]
+    if max(configurations) > 1:
+        yield "configurations, averaged over", [str(count) for count in configurations]
     others = sorted({word for count in counts for word in count} - {Status.FINISHED})
     for word in others:
         yield word, [str(count[word] or NOTHING) for count in counts]

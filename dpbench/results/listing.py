@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.console import duration, make_console
+from dpbench.cli.table import UNPROVEN, is_proven
 from dpbench.errors import require
 from dpbench.results.arguments import Arguments
 from dpbench.results.selection import age, as_typed, column_of, values_of
@@ -90,6 +91,7 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     cells = [
         [_cell(name, values[place], now) for place in places] for name in names for values in [_values(index, name)]
     ]
+    _mark_unproven(index, places, cells[names.index("eps")])
     dirty = index.column("provenance.dirty")
     cells[names.index("commit")] = [
         text + "+" if dirty[place] is True else text
@@ -98,6 +100,14 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     for row in zip(*cells, strict=True):
         table.add_row(*(Text(text) for text in row))
     return table
+
+
+def _mark_unproven(index: Index, places: Sequence[int], cells: list[str]) -> None:
+    """Say so of each eps that is no guarantee."""
+    spent, private = index.column("summary.eps"), index.column("summary.private")
+    for i, place in enumerate(places):
+        if is_number(spent[place]) and not is_proven({"eps": spent[place], "private": private[place] is not False}):
+            cells[i] += UNPROVEN
 
 
 def _values(index: Index, name: str) -> list[Any]:

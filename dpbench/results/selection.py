@@ -23,6 +23,7 @@ SHORT = {
     "best": "summary.test_accuracy.best",
     "steps": "summary.steps",
     "spent": "summary.eps",
+    "noise_multiplier": "summary.noise_multiplier",
     "seconds": "provenance.wall_seconds",
     "commit": "provenance.commit",
     "age": "provenance.started",
