@@ -18,6 +18,13 @@ GROUPS = {*SCHEMAS, "algo"}
 NUMBERS = {field.name for field in dataclasses.fields(RunConfig) if field.type in ("int", "float")}
 KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
 
+# What belongs where OmegaConf's errors begin so.
+SHAPES = {
+    r"Invalid value assigned: \w+ is not a ListConfig": "a list, such as [1]",
+    r"Cannot merge DictConfig with ListConfig": "a list, such as [1]",
+    r"Cannot convert '\w+' to string": "one text",
+}
+
 
 def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
     """The sentence for an error raised while composing or resolving.
@@ -35,15 +42,15 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         cause = cause.__cause__
     text = str(cause)
     if "Config group override must be a string" in text:
-        typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_number(line.partition("=")[2]))
-        return UserError(f"{', '.join(typed)}: expected the name of one of its options, not a number")
+        typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_no_name(line.partition("=")[2]))
+        return UserError(f"{', '.join(typed)}: expected the name of one of its options")
     if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
         return UserError(f"{match['key']}: a YAML file sets it, but {match['schema']} has no such setting")
     if match := re.search(r"Interpolation key '(?P<key>model\.\w+)' not found", text):
         return UserError(f"a data set of texts needs a model of text, with {match['key']}, such as text_small")
     if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
         return UserError("expected a number" if match["field"] in NUMBERS else "expected a value", field=match["field"])
-    return _wrong_type(text) or UserError(_first_line(text))
+    return _wrong_type(text) or _wrong_shape(text, overrides) or UserError(_first_line(text))
 
 
 def unknown_setting(error: Exception, overrides: Sequence[str]) -> str | None:
@@ -87,7 +94,19 @@ def _wrong_type(text: str) -> UserError | None:
     return UserError(f"expected {kind}", field=key["key"] if key else None, value=match["value"])
 
 
-def _is_number(text: str) -> bool:
+def _wrong_shape(text: str, overrides: Sequence[str]) -> UserError | None:
+    """A list, a mapping or one value where another of these belongs."""
+    allowed = next((words for start, words in SHAPES.items() if re.match(start, text)), None)
+    key = re.search(r"full_key: (?P<key>[^\s[]+)", text)
+    if allowed is None or key is None:
+        return None
+    value = next((line.partition("=")[2] for line in overrides if line.partition("=")[0] == key["key"]), None)
+    return UserError(f"expected {allowed}", field=key["key"], value=value)
+
+
+def _is_no_name(text: str) -> bool:
+    if text.lower() in ("null", "true", "false"):
+        return True
     try:
         float(text)
     except ValueError:

@@ -180,6 +180,7 @@ class RunConfig:
         micro = self.micro_batch
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+        require(bool(self.results_dir), "results_dir", "''", "the name of a folder")
         kept = self.record_coordinates
         require(kept >= 0, "record_coordinates", kept, "a whole number >= 0")
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")

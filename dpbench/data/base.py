@@ -90,4 +90,5 @@ class Dataset:
             raise self._damaged(f"the {split} split has a label outside 0..{self.classes - 1}", root)
 
     def _damaged(self, what: str, root: Path) -> UserError:
-        return UserError(f"{what}; the files under {root} are damaged", field="dataset", value=self.name)
+        told = f"{what}; the files under {root} are damaged, or the settings of the data set are not theirs"
+        return UserError(told, field="dataset", value=self.name)
