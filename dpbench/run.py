@@ -49,7 +49,8 @@ errors = make_console(stderr=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     register()
-    return run_command(_team, arguments, help_text, GOES_ON)
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_command(_team, arguments, lambda: help_text(_folders(_flags([*words]))), GOES_ON)
 
 
 def _team(typed: list[str]) -> int:

@@ -423,6 +423,17 @@ def test_what_only_some_runs_need_is_not_imported_at_the_start():
     assert done.stdout.strip() == "[]"
 
 
+def test_help_lists_options_of_a_folder_of_ones_own(tmp_path):
+    mine = tmp_path / "conf" / "algo" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# @package _global_\n# A method of mine.\nalgo:\n  name: mine\n  depth: 3\n")
+    outcome = run(tmp_path, "--help", "-cd", str(tmp_path / "conf"))
+    assert re.search(r"^    mine +A method of mine\.\n +algo\.depth$", outcome.out, re.MULTILINE)
+    assert re.search(r"^    disk  ", outcome.out, re.MULTILINE)
+    missing = run(tmp_path, "--help", "-cd", str(tmp_path / "nowhere"))
+    assert (missing.code, missing.error()) == (2, f"-cd {tmp_path / 'nowhere'}: no such folder")
+
+
 def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
     shown = run(tmp_path, "-h", settings=()).out
     defaults = compose_jobs([], multirun=False)[0]

@@ -35,11 +35,11 @@ def run_command(
         interrupted: what is said where the user or the system ended it.
     """
     words = list(sys.argv[1:] if typed is None else typed)
-    if "-h" in words or "--help" in words:
-        make_console().print(help_text())
-        return OK
     errors = make_console(stderr=True)
     try:
+        if "-h" in words or "--help" in words:
+            make_console().print(help_text())
+            return OK
         return body(words)
     except UserError as error:
         errors.print(f"error: {error}", style="red")

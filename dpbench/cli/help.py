@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,26 +34,39 @@ Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a fol
 """
 
 
-def help_text() -> str:
-    """Usage, groups with their options, and settings with their defaults."""
+def help_text(own: Sequence[Path] = ()) -> str:
+    """Usage, groups with their options, and settings with their defaults.
+
+    Args:
+        own: folders of options beside the package's.
+    """
     conf = conf_folder()
-    # conf/paper holds what the papers claim: nothing that a run chooses.
-    groups = sorted({option.parent for option in conf.glob("*/**/*.yaml") if "paper" not in option.parts})
     chosen = _chosen(conf / "config.yaml")
     parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
-    for folder in groups:
-        group = folder.relative_to(conf).as_posix()
+    for group, options in _groups([conf, *own]).items():
         parts.append(f"\n  {group}")
-        for option in sorted(folder.glob("*.yaml")):
+        for option in options:
             mark = "*" if chosen.get(group) == option.stem else " "
             head = f"  {mark} {option.stem:<16} "
             parts.append(textwrap.fill(purpose(option), WIDTH, initial_indent=head, subsequent_indent=INDENT))
-            own = _own_settings(group, option)
-            parts += textwrap.wrap(own, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+            settings = _own_settings(group, option)
+            parts += textwrap.wrap(settings, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
     parts.append("\nSETTINGS with their defaults (nested ones with a dot: evaluation.every_steps=100)\n")
     parts.append(_settings(conf / "config.yaml"))
     parts.append(FOOTER)
     return "\n".join(parts)
+
+
+def _groups(roots: Sequence[Path]) -> dict[str, list[Path]]:
+    """The options of each group, both in the order of their names; of two with one name the first root's."""
+    found: dict[str, dict[str, Path]] = {}
+    for root in roots:
+        for option in root.glob("*/**/*.yaml"):
+            group = option.parent.relative_to(root).as_posix()
+            # conf/paper holds what the papers claim: nothing that a run chooses.
+            if group.partition("/")[0] != "paper":
+                found.setdefault(group, {}).setdefault(option.stem, option)
+    return {group: [options[name] for name in sorted(options)] for group, options in sorted(found.items())}
 
 
 def purpose(option: Path) -> str:
