@@ -34,7 +34,7 @@ from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import require_writable, write_atomically
 from dpbench.training.budget import budget
 from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
-from dpbench.training.execution import record_of
+from dpbench.training.execution import MODEL, record_of
 from dpbench.training.following import follow
 
 FAILED = 1
@@ -186,6 +186,10 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
             interrupted = interruption
         except LauncherError as error:
             errors.print(f"error: the launcher failed; what is recorded stays: {error}", style="red")
+    else:
+        which = f"all {len(jobs)} runs are" if len(jobs) > 1 else "the run is"
+        console.print(f"{which} finished already; force=true runs {'them' if len(jobs) > 1 else 'it'} anew")
+    _say_what_is_not_kept([job for job in jobs if job not in waiting])
     rows = _rows(jobs)
     if any(row.status != Status.REFUSED for row in rows):  # where nothing ran, a sentence says all
         print_table(rows, console)
@@ -195,6 +199,13 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     if interrupted is not None:
         raise interrupted
     return _complain(rows) or (OK if kept else FAILED)
+
+
+def _say_what_is_not_kept(finished: list[Job]) -> None:
+    """Name the runs whose models were asked for only after they had finished."""
+    without = [job for job in finished if job.config.keep_model and not (record_of(job).folder / MODEL).exists()]
+    for job in without:
+        errors.print(f"warning: {job.name} finished without keep_model; force=true runs it anew", style="yellow")
 
 
 def _name_of_sweep(sweeps: Path) -> str:

@@ -312,6 +312,17 @@ def test_a_sweep_runs_only_what_is_not_finished(results_of_a_run):
     assert [record.name for record in records(results_of_a_run)] == ["0", "1"]
 
 
+def test_a_finished_run_says_so_and_what_it_does_not_have(results_of_a_run):
+    again = run(results_of_a_run)
+    assert (again.code, again.err) == (0, "")
+    assert "the run is finished already; force=true runs it anew" in again.out
+    asked = run(results_of_a_run, "keep_model=true")
+    assert asked.code == 0
+    assert "finished without keep_model; force=true runs it anew" in " ".join(asked.err.split())
+    assert run(results_of_a_run, "keep_model=true", "force=true").err == ""
+    assert run(results_of_a_run, "keep_model=true").err == ""
+
+
 def test_force_runs_again_and_keeps_the_old_record_until_the_new_one_is_finished(results_of_a_run, monkeypatch):
     record = only_record(results_of_a_run)
     before = snapshot(record)

@@ -35,6 +35,9 @@ from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.resume import Training
 
+# Where a record keeps the weights of the last evaluation, if asked for.
+MODEL = "model.safetensors"
+
 # Ways in which a run ends for good.
 ENDED = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
 
@@ -219,7 +222,7 @@ class Execution:
                 start = time.perf_counter()
             yield from self._steps(training, splits, tracker, display, occasions)
             if self.config.keep_model:
-                self.record.write_bytes("model.safetensors", final_weights(parts))
+                self.record.write_bytes(MODEL, final_weights(parts))
             status = Status.FINISHED if ledger.complete() else Status.INVALID
             reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
         except KeyboardInterrupt:
