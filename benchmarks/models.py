@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.config import compose_jobs
+from dpbench.data import ImageDataset
 from dpbench.models import CNN5, Model, WideResNet
 
 # Built model, inputs and targets of a batch.
@@ -74,6 +75,7 @@ class Logits(nn.Module):
 
 def _on_images(settings: Model, dataset_name: str, batch: int) -> Built:
     dataset = compose_jobs([f"dataset={dataset_name}"], multirun=False)[0].config.dataset
+    assert isinstance(dataset, ImageDataset)
     inputs = torch.randn(batch, dataset.channels, dataset.height, dataset.width)
     return settings.build(dataset), inputs, torch.randint(dataset.classes, (batch,))
 
@@ -110,10 +112,10 @@ def _vit(batch: int, small: bool) -> Built:
         intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_labels=10,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = 10
     model = Logits(ViTForImageClassification(config), "pixel_values")
     return model, torch.randn(batch, 3, pixels, pixels), torch.randint(10, (batch,))
 
@@ -130,10 +132,10 @@ def _roberta(batch: int, small: bool) -> Built:
         intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
-        num_labels=2,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
+    config.num_labels = 2
     model = Logits(RobertaForSequenceClassification(config), "input_ids")
     # Ids below 5 are special tokens (padding, mask, ...).
     return model, torch.randint(5, vocabulary, (batch, tokens)), torch.randint(2, (batch,))
