@@ -19,6 +19,7 @@ from rich.console import Console
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, config_hash
 from dpbench.step import PrivateStep
+from dpbench.training import estimate
 from dpbench.training.budget import budget
 
 # arguments, what stands for field and value, what is said to be allowed
@@ -380,6 +381,17 @@ def test_a_sweep_of_one_value_is_a_sweep(tmp_path):
 
 
 # plan=true
+
+
+def test_a_plan_times_each_kind_of_step_once(tmp_path, monkeypatch):
+    timed = []
+    monkeypatch.setattr(estimate, "_timed", {})
+    monkeypatch.setattr(estimate, "seconds_of_step", lambda config, size: timed.append(config.algo["name"]) or 1.0)
+    grid = ("eps=inf", "optim.lr=0.1,0.5", "seed=0,1", "epochs=0.1,0.2")
+    assert run(tmp_path, "-m", "algo=dpsgd,disk", *grid, "plan=true").code == 0
+    assert sorted(timed) == ["disk", "dpsgd"]
+    assert run(tmp_path, "-m", "algo=dpsgd", "model=linear,mlp", "batch_size=64,128", "plan=true").code == 0
+    assert len(timed) == 5  # one of the four was known
 
 
 def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tmp_path):

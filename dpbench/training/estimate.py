@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from dpbench.config.identity import plain
 from dpbench.config.schema import RunConfig
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger, Plan, Release
@@ -19,10 +22,28 @@ TIMED_STEPS = 3
 MOST_SAMPLES = 256
 
 
+# What the time of a step depends on, but for the values of real numbers among it.
+COSTLY = ("query", "clip", "threshold", "filter", "optim", "augmentation", "model", "dataset", "averaging")
+ALSO = ("device", "micro_batch", "precision", "channels_last", "record_coordinates", "shard_states")
+
+# Seconds of a step by its kind, in this process.
+_timed: dict[str, float] = {}
+
+
 def seconds_of_training(config: RunConfig) -> float:
-    """Estimated seconds of all steps on this device, evaluations left out."""
+    """Estimated seconds of all steps on this device, evaluations left out; runs with equal steps are timed once."""
     size = min(config.batch_size, MOST_SAMPLES)
-    return seconds_of_step(config, size) * config.steps * config.batch_size / size
+    stages = [_without_reals(plain(getattr(config, name))) for name in COSTLY]
+    kind = json.dumps([size, stages, [getattr(config, name) for name in ALSO]])
+    if kind not in _timed:
+        _timed[kind] = seconds_of_step(config, size)
+    return _timed[kind] * config.steps * config.batch_size / size
+
+
+def _without_reals(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_reals(item) for key, item in value.items() if not isinstance(item, float)}
+    return value
 
 
 def seconds_of_step(config: RunConfig, size: int) -> float:
