@@ -79,22 +79,29 @@ def table_rows(text: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in rows}
 
 
-def test_the_page_of_the_panel_has_the_numbers_of_its_records(grids):
-    (grid,) = (grid for grid in grids if grid.artefact.where == "beyond/panel_digits.yaml")
+def section(title: str) -> str:
+    """A section of the page of the panels."""
+    return (ROOT / "docs" / "panel.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(("data", "title", "rows", "digits"), [("digits", "digits", 9, 1), ("mnist", "MNIST", 19, 2)])
+def test_the_page_of_the_panels_has_the_numbers_of_their_records(grids, data, title, rows, digits):
+    (grid,) = (grid for grid in grids if grid.artefact.where == f"beyond/panel_{data}.yaml")
     found: dict[str, list[Entry]] = {}
     for entry in grid.entries.values():
         found.setdefault(entry.cell.at["method"], []).append(entry)
-    measured, _, audited = (
-        (ROOT / "docs" / "panel.md").read_text().partition("## Found on digits")[2].partition("Audits of")
-    )
+    measured = section(f"Found on {title}").partition("Audits of")[0]
     shown = {name: cells for name, cells in table_rows(measured).items() if name in found}
-    assert len(shown) == 9
+    assert len(shown) == rows
     for name, (*cells, against) in shown.items():
         assert cells == [entry.ours.partition(" (")[0] for entry in found[name]]
         pairs = list(zip(found[name], found["DP-SGD"], strict=True))
         difference = statistics.fmean(one.value - other.value for one, other in pairs)
         error = math.hypot(*(one.spread for pair in pairs for one in pair)) / math.sqrt(5) / len(pairs)
-        assert against == ("" if name == "DP-SGD" else f"{difference:+.1f} ± {error:.1f}")
+        assert against == ("" if name == "DP-SGD" else f"{difference:+.{digits}f} ± {error:.{digits}f}")
+
+
+def test_the_page_of_the_panels_has_the_bounds_of_its_audits():
     bounds = {
         audit["config"]["algo"]["name"]: [f"{one['eps_at_least']:.2f}" for one in audit["findings"]]
         for audit in read_audits(RESULTS)
@@ -107,7 +114,7 @@ def test_the_page_of_the_panel_has_the_numbers_of_its_records(grids):
         "ADP": "adp",
         "DC-SGD-E": "dcsgd_e",
     }
-    told = table_rows(audited)
+    told = table_rows(section("Found on digits").partition("Audits of")[2])
     assert {name: told[name] for name in of} == {name: bounds[algorithm] for name, algorithm in of.items()}
 
 
