@@ -82,9 +82,9 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
     for scheme in SCHEMES.values():
         for accountant in scheme.accountants:
             account = partial(_account, sampler=scheme.name, accountant=accountant)
-            table.add_row(f"{scheme.name}, {accountant}", *_cells(account, private))
+            _add_row(table, f"{scheme.name}, {accountant}", account, private, console)
     if given:
-        table.add_row("poisson, central limit (not a bound)", *_cells(_clt, private))
+        _add_row(table, "poisson, central limit (not a bound)", _clt, private, console)
     console.print(table)
     if not given:
         _print_tuning(private, columns, grid, console)
@@ -102,6 +102,12 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
             uncertified=job.config.uncertified,
         )
         console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
+
+
+def _add_row(table: Table, name: str, find: Callable[[RunConfig], float], jobs: list[Job], console: Console) -> None:
+    """A row of numbers; noise that changes in every step takes minutes, so a terminal shows which one is made."""
+    with console.status(name):
+        table.add_row(name, *_cells(find, jobs))
 
 
 def _cells(find: Callable[[RunConfig], float], jobs: list[Job]) -> list[str]:
@@ -167,7 +173,7 @@ def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Conso
         f"Poisson number (Papernot-Steinke), {2 * grid} expected": partial(_selected, runs=PoissonRuns(2 * grid)),
     }
     for name, find in rows.items():
-        table.add_row(name, *_cells(find, jobs))
+        _add_row(table, name, find, jobs, console)
     console.print(table)
 
 
