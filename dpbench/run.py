@@ -168,7 +168,9 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     first = jobs[0].config
     results = Path(first.results_dir)
     require_writable(results)
-    waiting = [job for job in jobs if job.config.force or not record_of(job).finished()]
+    waiting, finished = [], []
+    for job in jobs:
+        (waiting if job.config.force or not record_of(job).finished() else finished).append(job)
     for job in waiting:
         budget(job.config)  # refuses here what can't be calibrated; the result is cached
     sweep = _name_of_sweep(results / "sweeps") if multirun and waiting else None
@@ -177,7 +179,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     interrupted: KeyboardInterrupt | None = None
     if waiting:
         if sweep:
-            console.print(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished already")
+            console.print(f"{len(jobs)} runs, {len(finished)} of them finished already")
         console.print(tracker_line(first.tracker, results))
         own = [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:
@@ -189,7 +191,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     else:
         which = f"all {len(jobs)} runs are" if len(jobs) > 1 else "the run is"
         console.print(f"{which} finished already; force=true runs {'them' if len(jobs) > 1 else 'it'} anew")
-    _say_what_is_not_kept([job for job in jobs if job not in waiting])
+    _say_what_is_not_kept(finished)
     rows = _rows(jobs)
     if any(row.status != Status.REFUSED for row in rows):  # where nothing ran, a sentence says all
         print_table(rows, console)
