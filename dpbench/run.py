@@ -168,7 +168,8 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     first = jobs[0].config
     results = Path(first.results_dir)
     require_writable(results)
-    waiting, finished = [], []
+    waiting: list[Job] = []
+    finished: list[Job] = []
     for job in jobs:
         (waiting if job.config.force or not record_of(job).finished() else finished).append(job)
     for job in waiting:
