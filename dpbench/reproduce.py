@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
 from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
 from dpbench.cli.console import duration, make_console
 from dpbench.config import RunConfig, compose_each, in_grammar
+from dpbench.garbage import uncollected
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.queue import Left, carry_out
@@ -44,7 +43,7 @@ def _main(arguments: Arguments) -> int:
         from dpbench.cli.launcher import require_launcher
 
         require_launcher(arguments.launcher)
-    with _uncollected():
+    with uncollected():
         artefacts = chosen(arguments, load_all(arguments.claims, arguments.papers))
     if arguments.smoke:
         from dpbench.reproduction.smoke import smoke
@@ -52,22 +51,12 @@ def _main(arguments: Arguments) -> int:
         return FAILED if smoke(artefacts, arguments.passed_on, job.config, console) else OK
     if not arguments.plan:
         require_writable(arguments.results_dir)
-    with _uncollected():
+    with uncollected():
         planner = Planner(artefacts, arguments.results_dir, job.config, retry=arguments.retry)
         print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
     if arguments.plan:
         return OK
     return _reproduce(arguments, artefacts, planner, job.config)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A plan makes hundreds of thousands of objects that stay; looking for rubbish there takes a third of its time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Planner, config: RunConfig) -> int:

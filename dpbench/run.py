@@ -28,6 +28,7 @@ from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
 from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
 from dpbench.errors import UserError
+from dpbench.garbage import uncollected
 from dpbench.tracking import Status, log_table, tracker_line
 from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded
@@ -69,7 +70,8 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     _refuse_launcher(overrides)
-    jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))
+    with uncollected():
+        jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))
     if options.cfg:
         _launch(flags, overrides)
         return OK
@@ -172,8 +174,9 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     finished: list[Job] = []
     for job in jobs:
         (waiting if job.config.force or not record_of(job).finished() else finished).append(job)
-    for job in waiting:
-        budget(job.config)  # refuses here what can't be calibrated; the result is cached
+    with uncollected():
+        for job in waiting:
+            budget(job.config)  # refuses here what can't be calibrated; the result is cached
     sweep = _name_of_sweep(results / "sweeps") if multirun and waiting else None
     start = starting(sweep)
     group = first.tracker.group or (f"sweep-{sweep}" if sweep else None)

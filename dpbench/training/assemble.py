@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import IGNORED
+from dpbench.garbage import uncollected
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
@@ -86,6 +87,8 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     model.to(device).train()
     flat = FlatParameters(model)
     gradients = gradients_of(config, model, flat, PerSampleGradients)
+    with uncollected():  # torch imports its compiler with the first optimizer
+        optimizer = config.optim.build(flat.parameters)
     step = PrivateStep(
         gradients,
         # Copies: a stage remembers, and a configuration may be assembled more than once.
@@ -94,7 +97,7 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
         threshold=deepcopy(config.threshold),
         noise=deepcopy(config.noise),
         filter=deepcopy(config.filter),
-        optimizer=config.optim.build(flat.parameters),
+        optimizer=optimizer,
         noise_multiplier=noise_multiplier,
         sampling_rate=config.sampling_rate,
         expected_batch=config.batch_size,
