@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import gc
-import resource
+import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engines import build_engine
-from benchmarks.models import Case, build_case
-from benchmarks.process import return_freed_memory
+from benchmarks.models import build_case
 
-# Samples of the warm-up, which loads libraries and makes what an engine keeps.
+# Samples of the first warm-up, which loads libraries.
 WARMUP_SAMPLES = 2
-
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-# Written to clear_refs, it resets the peak to the present size.
-_RESET_PEAK = "5"
 
 
 def peak_memory(name: str, engine: str, device: str, threads: int, small: bool) -> int:
-    """Bytes at the peak of one gradient above what was there before; call it in a process of its own.
+    """Bytes that torch holds at the peak of one gradient above what it held before; call it in a process of its own.
 
-    On a GPU, what torch allocated there; else the resident memory of the process.
+    Resident memory would add what the system's allocator keeps of freed memory, which differs from one process to the
+    next. A gradient of the same batch comes before: trials of one's own machine are no part of what is measured.
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
@@ -33,36 +31,33 @@ def peak_memory(name: str, engine: str, device: str, threads: int, small: bool) 
     # The threshold has no influence on memory.
     compute = build_engine(engine, case.model, 1.0)
     compute(case.inputs[:WARMUP_SAMPLES], case.targets[:WARMUP_SAMPLES])
+    peak_of = _peak_on_gpu if case.device.type == "cuda" else peak_on_cpu
+    return peak_of(lambda: compute(case.inputs, case.targets))
+
+
+def peak_on_cpu(compute: Callable[[], object]) -> int:
+    """Bytes of torch's tensors at the peak of the second call, above those that were there before it.
+
+    Args:
+        compute: what it holds when it returns is freed.
+    """
+    compute()
     gc.collect()
-    before = _present(case)
-    compute(case.inputs, case.targets)
-    return _peak(case) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        compute()
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    return max(int(event["args"]["Total Allocated"]) for event in events if event["name"] == "[memory]")
 
 
-def _present(case: Case) -> int:
-    if case.device.type == "cuda":
-        torch.cuda.synchronize(case.device)
-        torch.cuda.reset_peak_memory_stats(case.device)
-        return torch.cuda.memory_allocated(case.device)
-    return_freed_memory()
-    if not _STATUS.exists():
-        return _largest_ever()
-    _CLEAR.write_text(_RESET_PEAK)
-    return _field("VmRSS")
-
-
-def _peak(case: Case) -> int:
-    if case.device.type == "cuda":
-        torch.cuda.synchronize(case.device)
-        return torch.cuda.max_memory_allocated(case.device)
-    return _field("VmHWM") if _STATUS.exists() else _largest_ever()
-
-
-def _field(name: str) -> int:
-    """A field of the process' status, in bytes."""
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1]) * 1024
-
-
-def _largest_ever() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _peak_on_gpu(compute: Callable[[], object]) -> int:
+    before = torch.cuda.memory_allocated()
+    compute()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    compute()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

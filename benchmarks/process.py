@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import re
@@ -43,14 +42,6 @@ def tune_allocator() -> None:
     """
     if not keep_freed_memory():
         raise MeasurementError("--allocator tuned needs glibc")
-
-
-def return_freed_memory() -> None:
-    """Give freed memory back to the system, where the allocator can."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        return
 
 
 def _serve(

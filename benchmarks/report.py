@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import DPBENCH, ENGINES, NON_PRIVATE
-from benchmarks.memory import WARMUP_SAMPLES
 from benchmarks.mixtures import ONE_POINT
 from benchmarks.models import SPECS
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
@@ -79,8 +78,8 @@ def markdown(results: Results) -> str:
     if any(model.get("memory") for model in models.values()):
         parts += [
             "## Peak memory of one gradient",
-            f"Above model and data, after a warm-up with {WARMUP_SAMPLES} samples, one process per cell, default "
-            "allocator. Divided by the non-private gradient's.",
+            "What torch holds above model and data in the second gradient of a batch, one process per cell. Divided by "
+            "the non-private gradient's.",
             _table(
                 models,
                 {"non-private": _megabytes(NON_PRIVATE)},

@@ -1,14 +1,16 @@
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import cli, engines
 from benchmarks.measure import measure
-from benchmarks.memory import peak_memory
+from benchmarks.memory import peak_memory, peak_on_cpu
 from benchmarks.models import SPECS, Case, build_case
 from benchmarks.process import MeasurementError, in_own_process, reason
 from benchmarks.report import markdown
@@ -113,6 +115,29 @@ def test_a_memory_cell_is_positive_and_grows_with_per_sample_gradients():
         for engine in ("nonprivate", "opacus_hooks")
     }
     assert 0 < cells["nonprivate"] < cells["opacus_hooks"]
+
+
+def _one_after_the_other() -> None:
+    for megabytes in (4, 8, 2):
+        torch.zeros(megabytes, 2**18)
+
+
+def _together() -> Tensor:
+    return torch.zeros(4, 2**18) + torch.zeros(2, 1, 2**18)  # 4 and 2 MiB make 8
+
+
+def _first_call_only(seen: list[None]) -> None:
+    seen.append(None)
+    torch.zeros(16 if len(seen) == 1 else 1, 2**18)
+
+
+@pytest.mark.parametrize(
+    ("compute", "megabytes"), [(_one_after_the_other, 8), (_together, 14), (partial(_first_call_only, []), 1)]
+)
+def test_memory_is_what_is_held_at_once_beyond_what_was_there(compute, megabytes):
+    there = torch.zeros(64, 2**18)
+    assert peak_on_cpu(compute) == pytest.approx(megabytes * 2**20, rel=1e-3)
+    del there
 
 
 def test_processes_that_fail_say_why():
