@@ -262,9 +262,9 @@ def line_of(text, name):
 
 
 def test_list_tells_what_is_here(tmp_path, data_root):
-    code, text = listed("--root", str(data_root("mnist")))
+    code, text = listed(f"data.root={data_root('mnist')}")
     assert line_of(text, "mnist").split() == ["mnist", "MNIST", "60,000", "10,000", "present"]
-    code, text = listed("--root", str(tmp_path))
+    code, text = listed(f"data.root={tmp_path}")
     assert code == 0
     assert line_of(text, "digits").endswith("present")
     assert line_of(text, "svhn").endswith("can be downloaded")
@@ -275,37 +275,53 @@ def test_list_tells_what_is_here(tmp_path, data_root):
 def test_damage_is_listed_and_found_by_a_check(tmp_path, data_root):
     images, content = copy_of_mnist(data_root("mnist"), tmp_path)
     images.write_bytes(content[:-1])
-    code, text = listed("list", "mnist", "--root", str(tmp_path))
+    code, text = listed("list", "mnist", f"data.root={tmp_path}")
     assert code == 1
     assert line_of(text, "mnist").endswith("damaged")
     assert "mnist: MNIST/raw/train-images-idx3-ubyte has 47,040,015 bytes instead of 47,040,016" in text
     images.write_bytes(content[:-1] + b"\x07")
-    assert listed("list", "mnist", "--root", str(tmp_path))[0] == 0  # which looks at sizes only
-    code, text = listed("check", "--root", str(tmp_path))
+    assert listed("list", "mnist", f"data.root={tmp_path}")[0] == 0  # which looks at sizes only
+    code, text = listed("check", f"data.root={tmp_path}")
     assert code == 1
     assert "mnist: MNIST/raw/train-images-idx3-ubyte is corrupt" in text
     assert "svhn: not here" in text
     images.write_bytes(content)
-    assert listed("check", "mnist", "--root", str(tmp_path)) == (0, "mnist: whole\n")
+    assert listed("check", "mnist", f"data.root={tmp_path}") == (0, "mnist: whole\n")
 
 
 def test_check_of_a_named_data_set_that_is_not_here_fails(tmp_path):
-    code, text = listed("check", "svhn", "--root", str(tmp_path))
+    code, text = listed("check", "svhn", f"data.root={tmp_path}")
     assert code == 1
     assert "svhn: svhn/train_32x32.mat is missing" in text
 
 
-def test_unknown_names_are_refused(capsys):
-    assert catalogue_main(["check", "minst"]) == 2
-    assert "minst: expected one of digits, mnist" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check", "minst"], "name=minst: expected one of digits, mnist"),
+        (["mnist", "check"], "name=check: expected one of"),
+        (["eps=8"], "eps=8: expected data.root=FOLDER"),
+        (["data.root="], "data.root=: expected data.root=FOLDER"),
+        (["--root", "data"], "name=--root: expected one of"),
+    ],
+)
+def test_what_is_unknown_is_refused(words, said, capsys):
+    assert catalogue_main(words) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_help_names_what_there_is(capsys):
+    assert catalogue_main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("list", "check", "data.root", "DPBENCH_DATA"))
 
 
 def test_a_data_set_of_another_kind_is_one_entry(tmp_path, monkeypatch):
     text = b"one\ntwo\n"
     source = FileSource("words", "Two words", 1, 1, files=(File("words/all.txt", hashlib.md5(text).hexdigest(), 8),))
     monkeypatch.setitem(SOURCES, "words", source)
-    assert line_of(listed("--root", str(tmp_path))[1], "words").endswith("can be downloaded")
+    assert line_of(listed(f"data.root={tmp_path}")[1], "words").endswith("can be downloaded")
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "all.txt").write_bytes(text)
-    assert line_of(listed("--root", str(tmp_path))[1], "words").endswith("present")
-    assert listed("check", "words", "--root", str(tmp_path)) == (0, "words: whole\n")
+    assert line_of(listed(f"data.root={tmp_path}")[1], "words").endswith("present")
+    assert listed("check", "words", f"data.root={tmp_path}") == (0, "words: whole\n")

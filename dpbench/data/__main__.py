@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -11,29 +10,51 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from dpbench.cli.command import OK, run_command
 from dpbench.cli.console import make_console
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.sources import State
+from dpbench.errors import UserError, require
 
-OK, DAMAGED, BAD_INPUT = 0, 1, 2
+DAMAGED = 1
+COMMANDS = ("list", "check")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code: 0, 1 where something is damaged or missing, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m dpbench.data", description=__doc__)
-    parser.add_argument("command", nargs="?", choices=("list", "check"), default="list")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"data sets ({', '.join(SOURCES)}); all if none")
-    default = os.environ.get("DPBENCH_DATA", ".data")
-    parser.add_argument("--root", type=Path, default=Path(default), help="data root (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    unknown = [name for name in options.names if name not in SOURCES]
-    if unknown:
-        print(f"error: {unknown[0]}: expected one of {', '.join(SOURCES)}", file=sys.stderr)
-        return BAD_INPUT
+HELP = """\
+python -m dpbench.data [list | check] [NAME ...] [data.root=FOLDER]
+
+Which data sets are here, and whether their files are whole. All data sets if none is named.
+
+  list       (default) a line for each: present, can be downloaded, needs a licence, or damaged, at a glance
+  check      compares all files with known sums and counts; one that is not here fails only if it is named
+  data.root  default: the environment variable DPBENCH_DATA, else .data
+
+Exit codes: 0, 1 something is damaged or missing, 2 bad input, 130 interrupted.
+"""
+
+
+def main(typed: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    return run_command(_main, typed, lambda: HELP, "interrupted; nothing was changed")
+
+
+def _main(words: list[str]) -> int:
+    names, root = [], os.environ.get("DPBENCH_DATA", ".data")
+    for word in words:
+        key, separator, value = word.partition("=")
+        if separator and (key != "data.root" or not value):
+            raise UserError(f"{word}: expected data.root=FOLDER, the one setting there is")
+        if separator:
+            root = value
+        else:
+            names.append(word)
+    command = names.pop(0) if names and names[0] in COMMANDS else "list"
+    for name in names:
+        require(name in SOURCES, "name", name, f"one of {', '.join(SOURCES)}, after {' or '.join(COMMANDS)}")
     console = make_console()
-    if options.command == "list":
-        return _list(options.names or list(SOURCES), options.root, console)
-    return _check(options.names, options.root, console)
+    if command == "list":
+        return _list(names or list(SOURCES), Path(root), console)
+    return _check(names, Path(root), console)
 
 
 def _list(names: list[str], root: Path, console: Console) -> int:
