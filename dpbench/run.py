@@ -70,6 +70,7 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     _refuse_launcher(overrides)
+    _refuse_change_of_folder(overrides)
     with uncollected():
         jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))
     if options.cfg:
@@ -113,6 +114,13 @@ def _refuse_launcher(overrides: list[str]) -> None:
             raise UserError(
                 f"{line}: under torchrun the runs of a sweep go one after the other; leave the launcher out"
             )
+
+
+def _refuse_change_of_folder(overrides: list[str]) -> None:
+    """The command and its jobs would mean different folders by the same relative names."""
+    for line in overrides:
+        if line.lstrip("+").lower() == "hydra.job.chdir=true":
+            raise UserError(f"{line}: runs stay in the folder where the command was typed; leave it out")
 
 
 def _flags(typed: list[str]) -> Namespace:

@@ -92,6 +92,8 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
         ("--experimental-rerun gone.pickle", "gone.pickle"),
         ("-m optim.lr=interval(0,1)", "interval(0,1)"),
         ("-m eps=range(1,3,0)", "range(1,3,0)"),
+        ("hydra.job.chdir=true", "stay in the folder"),
+        ("-m eps=8,4 +hydra.job.chdir=True", "stay in the folder"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, arguments, culprit):
