@@ -101,6 +101,29 @@ def test_the_page_of_the_panels_has_the_numbers_of_their_records(grids, data, ti
         assert against == ("" if name == "DP-SGD" else f"{difference:+.{digits}f} ± {error:.{digits}f}")
 
 
+@pytest.mark.parametrize(("title", "artefact"), [("Table II", "table_2"), ("Table IV", "table_4")])
+def test_the_findings_of_dc_sgd_have_the_numbers_of_their_records(grids, title, artefact):
+    (grid,) = (grid for grid in grids if grid.artefact.where == f"dc_sgd/{artefact}.yaml")
+    found = {
+        (entry.cell.at["method"], entry.cell.at["eps"]): entry
+        for entry in grid.entries.values()
+        if entry.cell.at["setting"] == "CNN MNIST"
+    }
+    text = (ROOT / "docs" / "findings" / "dc_sgd.md").read_text()
+    shown = table_rows(text.partition(f"\n| {title}, eps |")[2].partition("\n\n")[0].partition("\n")[2])
+    shown.pop("---")
+    budgets = [eps for method, eps in found if method == "DC-SGD-E"]
+    assert len(shown) >= 2
+    for name, cells in shown.items():
+        method, _, which = name.partition(", ")
+        entries = [found[method, eps] for eps in budgets]
+        if which == "printed":
+            assert cells == [entry.printed for entry in entries]
+        else:
+            assert which == "here"
+            assert cells == [entry.ours.partition(" (")[0] if entry.value is not None else "–" for entry in entries]
+
+
 def test_the_page_of_the_panels_has_the_bounds_of_its_audits():
     bounds = {
         audit["config"]["algo"]["name"]: [f"{one['eps_at_least']:.2f}" for one in audit["findings"]]
