@@ -124,6 +124,28 @@ def test_the_findings_of_dc_sgd_have_the_numbers_of_their_records(grids, title, 
             assert cells == [entry.ours.partition(" (")[0] if entry.value is not None else "–" for entry in entries]
 
 
+def test_the_findings_of_dp_pmlf_have_the_numbers_of_their_records(grids):
+    (grid,) = (grid for grid in grids if grid.artefact.where == "dp_pmlf/text_4.yaml")
+    found: dict[str, list[str]] = {}
+    for entry in grid.entries.values():
+        found.setdefault(entry.cell.at["method"], []).append(entry.ours.partition(" (")[0])
+    text = (ROOT / "docs" / "findings" / "dp_pmlf.md").read_text()
+    shown = table_rows(text.partition("\n| what it is | MNIST, 1 |")[2].partition("\n\n")[0].partition("\n")[2])
+    of = {
+        "DPSGD, step 0.5": "DPSGD",
+        "DPSGD, step 1": "DPSGD, step doubled",
+        "DPSGD, step 5": "DPSGD, step times 10",
+        "DPSGD, step 10": "DPSGD, step times 20",
+        "DP-PMLF as written, step 0.5": "DP-PMLF",
+        "DP-PMLF as written, step 5": "DP-PMLF, step times 10",
+        "the released code's sum and noise, step 5": "released, its noise, step times 10",
+        "the same, with the noise that its eps needs": "released, step times 10",
+        "InnerOuter, step 0.5": "InnerOuter",
+    }
+    assert {name: cells for name, cells in shown.items() if name in of} == {name: found[of[name]] for name in of}
+    assert all(name in of or name.startswith(("*printed", "---")) for name in shown)
+
+
 def test_the_page_of_the_panels_has_the_bounds_of_its_audits():
     bounds = {
         audit["config"]["algo"]["name"]: [f"{one['eps_at_least']:.2f}" for one in audit["findings"]]
