@@ -462,6 +462,7 @@ def test_command_says_what_is_violated(capsys, tmp_path, monkeypatch):
         ("audit.rus=3", "audit.rus=3: no such setting; audit has runs, canaries, steps, confidence"),
         ("audit.runs", "audit.runs: expected key=value"),
         ("privacy.noise_multiplier=2", "privacy.noise_multiplier=2: expected null"),
+        ("privacy=as_published", "privacy.published=poisson_rdp: expected null"),
         ("algo=dikc", "algo=dikc: expected one of"),
         ("--no-such-flag", "--no-such-flag"),
         ("dataset=mnist data.root=/nonexistent", "dataset=mnist: no complete copy under data.root=/nonexistent"),

@@ -14,6 +14,7 @@ from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 
 from dpbench.data import ImageDataset
+from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.models import CNN5, SmallCNN, WideResNet
 from dpbench.query import Point
@@ -678,6 +679,65 @@ class UnlikeInTraining(nn.Module):
 @pytest.mark.parametrize("how", ["outside", "mixing"])
 def test_model_that_differs_in_training_mode(how):
     model = UnlikeInTraining(how).train()
+    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+
+
+class Standardised(nn.Module):
+    """Standardises with the batch, and drops values at random where no dropout layer says so."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.layer, self.head, self.rate = nn.Linear(6, 6), nn.Linear(6, 3), rate
+
+    def forward(self, x):
+        x = self.layer(x)
+        if self.training:
+            x = (x - x.mean(0)) / (x.std(0, correction=0) + 0.1)
+        return self.head(F.dropout(torch.tanh(x), self.rate, self.training))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(rate):
+    """One sample moves the sum of the others' gradients by nothing: each is made by itself."""
+    model = Standardised(rate).train()
+    engine = engine_of(model)
+    x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
+    with pytest.warns(UserWarning, match=r"the loss of a sample depends on other samples"):
+        engine.record([Point(1.0, engine.flat.vector)], x, y)
+    others = x.clone()
+    others[0] = 100.0
+    weights = torch.ones(1, 8).double()
+    weights[0, 0] = 0
+    sums = []
+    for one in (x, others):
+        torch.manual_seed(0)
+        sums.append(engine.record([Point(1.0, engine.flat.vector)], one, y).weighted_sum(weights))
+    torch.testing.assert_close(*sums)
+
+
+class Keeping(nn.Module):
+    """Keeps a running mean of what it reads, or a count of its passes."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.layer, self.kept = nn.Linear(6, 3), kept
+        self.register_buffer("seen", torch.zeros(6 if kept == "mean" else 1))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.seen.lerp_(x.detach().mean(0), 0.1) if self.kept == "mean" else self.seen.add_(1)
+        return self.layer(x)
+
+
+def test_a_model_that_keeps_values_of_its_samples_is_refused():
+    engine = engine_of(Keeping("mean").train())
+    with pytest.raises(UserError, match="keeps values of its samples in the buffer 'seen'"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6), torch.randint(3, (4,)))
+
+
+def test_a_count_of_passes_is_kept_and_not_moved_by_the_comparison():
+    model = Keeping("count").train()
     assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 

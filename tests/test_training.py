@@ -1,12 +1,16 @@
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import assembled, composed
 
+from dpbench.clip import ThresholdClip
 from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Splits
+from dpbench.errors import UserError
+from dpbench.optim import SGD
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.devices import choose_device
@@ -255,3 +259,29 @@ def test_micro_batch_is_one_where_nothing_fits():
 def test_auto_device_is_a_gpu_where_there_is_one():
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert choose_device("cpu").type == "cpu"
+
+
+class Reading(SGD):
+    """Declares that it reads the norm of un-noised gradients."""
+
+    def build(self, parameters):
+        optimizer = super().build(parameters)
+        optimizer.param_groups[0]["unnoised_norm"] = 0.0
+        return optimizer
+
+
+class FeedingBack(ThresholdClip):
+    """Declares that un-clipped gradients come back."""
+
+    feeds_back = True
+
+
+def test_an_own_optimizer_that_reads_what_has_no_noise_is_refused():
+    config = replace(config_of(), optim=Reading(lr=0.1))
+    with pytest.raises(UserError, match=r"optim=.*un-noised gradients, for which no eps holds"):
+        assemble(config, torch.device("cpu"), 1.0, open_ledger(config, 1.0))
+
+
+def test_an_own_clip_that_feeds_back_has_no_proven_eps():
+    assert config_of().uncertified is None
+    assert replace(config_of(), clip=FeedingBack()).uncertified is not None

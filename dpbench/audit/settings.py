@@ -63,6 +63,9 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple
     if given is not None:
         allowed = "null, for the attacked runs are shorter than the run and each is calibrated to its eps"
         require(False, "privacy.noise_multiplier", given, allowed)
+    published = job.config.privacy.published
+    allowed = "null, for an audit attacks noise that is calibrated to eps, not what a publication's rule would add"
+    require(published is None, "privacy.published", published, allowed)
     if math.isinf(job.config.eps):
         raise UserError("promises nothing that an audit could refute", field="eps", value=job.config.eps)
     return job, settings

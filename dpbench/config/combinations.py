@@ -33,7 +33,7 @@ def uncertified(config: RunConfig) -> str | None:
     """What reaches the iterates beside what the ledger records, so that eps is not proven; None for nothing."""
     if isinstance(config.optim, optim.UncertifiedAdaGradNorm):
         return "un-noised values reach the iterates"
-    if isinstance(config.clip, ErrorFeedbackClip):
+    if config.clip.feeds_back:
         return "un-clipped gradients come back in later steps"
     return None
 

@@ -163,9 +163,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(self.eps > 0, "eps", self.eps, "a number > 0, or inf to train without noise")
-        # Below, PLD bounds nothing by its floating point; above, it takes all memory, for a promise to nobody.
-        sensible = 1e-12 <= self._delta() <= 0.1
-        require(sensible, "delta", self.delta, "a number from 1e-12 to 0.1, or a rule such as 1/N^1.1 or 1/N")
+        # Below, PLD may be less than eps by its floating point; above, it takes all memory, for a promise to nobody.
+        sensible = 1e-9 <= self._delta() <= 0.1
+        require(sensible, "delta", self.delta, "a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N")
         known = DEVICES.fullmatch(self.device) is not None
         require(known, "device", self.device, "auto, cpu, cuda or cuda:<index>")
         require(self.batch_size > 0, "batch_size", self.batch_size, "a whole number > 0")

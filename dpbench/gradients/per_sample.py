@@ -28,6 +28,8 @@ from dpbench.gradients.verify import (
     LARGE,
     deviation,
     draws_at_random,
+    keeps_of_samples,
+    mixes_samples,
     moved,
     out_of_memory,
     some,
@@ -322,7 +324,18 @@ class PerSampleGradients:
         """A way that agrees on a copy of the model, and what spoke against the faster ones; None if undecided."""
         twin = PerSampleGradients(copy, FlatParameters(copy), self._loss, views=self._views)
         inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
-        if draws_at_random(lambda: sample_losses(copy, self._loss, inputs, targets, self._views)):
+
+        def losses(inputs: Tensor) -> Tensor:
+            return sample_losses(copy, self._loss, inputs, targets, self._views)
+
+        if (kept := keeps_of_samples(copy, losses, inputs)) is not None:
+            raise UserError(
+                f"the model keeps values of its samples in the buffer {kept!r}, which would leave with it without "
+                "noise; leave that out"
+            )
+        # In training mode, before anything is switched off: what a model mixes only there is mixed in training.
+        mixes = mixes_samples(copy, losses, inputs)
+        if draws_at_random(copy, lambda: losses(inputs)):
             copy.eval()
         points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
         with without_fast_paths():
@@ -334,6 +347,9 @@ class PerSampleGradients:
                         reference.add_(alone(inputs[i : i + 1], targets[i : i + 1])[1][0], alpha=weight)
             if not all(reference.isfinite().all() for reference in references):
                 return None
+            if mixes:
+                alone_way = one_by_one(self._model, self.flat, self._loss, self._views)
+                return alone_way, "in a batch, the loss of a sample depends on other samples"
             complaint = ""
             for leading in LEADING if self._direct else LEADING[:1]:
                 books = Books(leading)

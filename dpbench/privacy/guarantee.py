@@ -76,8 +76,9 @@ def of_search(runs: float, eps: float) -> str:
         eps: of the search.
     """
     return (
-        f"As the best of a random search, of a number of runs drawn with mean {runs:g} and each with settings drawn "
-        f"anew, its publication as a whole spends eps={eps:.4g} at the same delta."
+        f"As the best of a random search, of a number of runs drawn from the logarithmic distribution of mean {runs:g} "
+        f"and each with settings drawn anew, its publication as a whole spends eps={eps:.4g} at the same delta; a grid "
+        "that is gone through, or a number drawn in another way, spends more."
     )
 
 

@@ -46,7 +46,10 @@ def _search(cells: Sequence[Cell]) -> list[str]:
     free = len(searched) - by_noise - by_search
     for count, how in (
         (by_noise, "counted, by a larger noise multiplier"),
-        (by_search, "counted: eps is that of the best run of a random search of so many"),
+        (
+            by_search,
+            "counted as for a random search of so many, the best published; going through all spends more",
+        ),
         (free, "not counted in eps"),
     ):
         if count:

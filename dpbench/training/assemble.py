@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import IGNORED
+from dpbench.errors import UserError
 from dpbench.garbage import uncollected
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
@@ -89,6 +90,12 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     gradients = gradients_of(config, model, flat, PerSampleGradients)
     with uncollected():  # torch imports its compiler with the first optimizer
         optimizer = config.optim.build(flat.parameters)
+    if config.uncertified is None and any("unnoised_norm" in group for group in optimizer.param_groups):
+        raise UserError(
+            "this optimizer reads the norm of un-noised gradients, for which no eps holds; leave unnoised_norm out",
+            field="optim",
+            value=type(optimizer).__name__,
+        )
     step = PrivateStep(
         gradients,
         # Copies: a stage remembers, and a configuration may be assembled more than once.
