@@ -335,7 +335,7 @@ class PerSampleGradients:
             )
         # In training mode, before anything is switched off: what a model mixes only there is mixed in training.
         mixes = mixes_samples(copy, losses, inputs)
-        if draws_at_random(copy, lambda: losses(inputs)):
+        if draws_at_random(copy, losses, inputs):
             copy.eval()
         points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
         with without_fast_paths():

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape
 
+# Losses of samples, shape (n,), from what the model reads of them.
+Losses = Callable[[Tensor], Tensor]
+
 # Samples compared.
 SAMPLES = 3
 # How far the parameters are moved for the comparison, so that none of their gradients is zero by initialisation.
@@ -87,12 +90,9 @@ def undisturbed_copy(model: nn.Module) -> nn.Module | None:
     return copy
 
 
-Losses = Callable[[Tensor], Tensor]
-
-
-def draws_at_random(model: nn.Module, losses: Callable[[], Tensor]) -> bool:
+def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor) -> bool:
     """Whether the losses of a model depend on torch's generator."""
-    return not torch.equal(*(_drawn(model, losses, seed)[0] for seed in range(2)))
+    return not torch.equal(*(_drawn(model, losses, inputs, seed)[0] for seed in range(2)))
 
 
 def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor) -> str | None:
@@ -100,30 +100,26 @@ def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor) -> str | 
 
     It would leave with the model without noise. Buffers that change by themselves, such as counters, are none of these.
     """
-    one, other = (_drawn(model, lambda x=x: losses(x), 0)[1] for x in (inputs, changed(inputs)))  # type: ignore[misc]
+    others = inputs[1:2].expand_as(inputs).clone()  # what a model can read are samples
+    one, other = (_drawn(model, losses, x, 0)[1] for x in (inputs, others))
     return next((name for name in one if not torch.equal(one[name], other[name])), None)
 
 
 def mixes_samples(model: nn.Module, losses: Losses, inputs: Tensor) -> bool:
-    """Whether a sample's loss depends on the sample before it, at the same random draws."""
+    """Whether losses depend on a sample that is not their own, at the same random draws."""
     others = inputs.clone()
-    others[:1] = changed(inputs[:1])
-    one, other = (_drawn(model, lambda x=x: losses(x), 0)[0][1:] for x in (inputs, others))  # type: ignore[misc]
+    others[0] = inputs[1]
+    one, other = (_drawn(model, losses, x, 0)[0][1:] for x in (inputs, others))
     of_own, of_all = TOLERANCE[one.dtype] if one.dtype in TOLERANCE else TOLERANCE[torch.float32]
     return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
 
 
-def changed(inputs: Tensor) -> Tensor:
-    """Other inputs that a model can read: mirrored values, or sequences of tokens from their end."""
-    return 1 - 2 * inputs if inputs.is_floating_point() else inputs.flip(-1)
-
-
-def _drawn(model: nn.Module, losses: Callable[[], Tensor], seed: int) -> tuple[Tensor, dict[str, Tensor]]:
+def _drawn(model: nn.Module, losses: Losses, inputs: Tensor, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses at a seed, and the buffers after it; the model has its buffers of before again."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
-        found = losses()
+        found = losses(inputs)
         after = {name: buffer.clone() for name, buffer in model.named_buffers() if name in before}
         for name, buffer in model.named_buffers():
             if name in before and buffer.shape == before[name].shape:
