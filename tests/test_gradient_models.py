@@ -715,6 +715,14 @@ def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(
     torch.testing.assert_close(*sums)
 
 
+@pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
+def test_a_first_batch_of_one_sample_does_not_settle_what_larger_ones_are():
+    model = UnlikeInTraining("mixing").train()
+    engine = engine_of(model)
+    for batch in (1, 1, 4):
+        assert_exact_on(engine, model, torch.randn(batch, 6).double(), torch.randint(3, (batch,)))
+
+
 class Keeping(nn.Module):
     """Keeps a running mean of what it reads, or a count of its passes."""
 

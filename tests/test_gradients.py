@@ -244,9 +244,10 @@ def test_instance_norm_that_keeps_statistics_is_refused_with_advice(affine):
         engine_of(nn.Sequential(nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3, affine=affine, track_running_stats=True)))
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
 @pytest.mark.parametrize("option", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
-def test_embedding_without_a_per_sample_gradient_is_refused_with_advice(option):
-    table = nn.Embedding(5, 3, **option)
+def test_embedding_without_a_per_sample_gradient_is_refused_with_advice(kind, option):
+    table = kind(5, 3, **option)
     for layer in (table, table.requires_grad_(False)):
         with pytest.raises(UserError, match=r"'0' is an embedding with max_norm.*leave them unset"):
             engine_of(nn.Sequential(layer, nn.Linear(3, 3)))

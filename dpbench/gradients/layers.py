@@ -254,7 +254,9 @@ def refuse_mixing(name: str, layer: nn.Module) -> None:
         )
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
         raise UserError(f"layer {name!r} keeps statistics of private samples; set track_running_stats=False")
-    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
+    if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and (
+        layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse
+    ):
         raise UserError(
             f"layer {name!r} is an embedding with max_norm, scale_grad_by_freq or sparse, which has no per-sample "
             "gradient here; leave them unset"

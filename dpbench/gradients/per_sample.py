@@ -107,6 +107,7 @@ class PerSampleGradients:
         self._groups: dict[Tensor, int] = {}
         self._find_layers(per_layer)
         self._way: Way | None = None
+        self._samples_compared = 0
         self._most: int | None = None
 
     def _find_layers(self, per_layer: bool) -> None:
@@ -216,9 +217,11 @@ class PerSampleGradients:
             targets: (B, ...).
         """
         way = self._way
-        if way is None:
+        # One sample alone can't tell of what depends on others.
+        if way is None or (self._samples_compared == 1 and len(inputs) > 1):
             way, final = self._settle(inputs, targets)
             self._way = way if final else None
+            self._samples_compared = len(inputs)
         return self._record(way, points, inputs, targets)
 
     def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
