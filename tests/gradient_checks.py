@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
-from dpbench.gradients.per_sample import Books
+from dpbench.gradients.way import Books
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
 
@@ -113,7 +113,7 @@ def assert_exact(
             twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views, strategies=strategies
         )
         if not checked:
-            engine._way = Books(1)
+            engine._way, engine._batches = Books(1), 4  # none of the next batches is compared
         typed = inputs.to(dtype) if inputs.is_floating_point() else inputs
         complaints = []
         for count in points:

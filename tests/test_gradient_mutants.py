@@ -7,7 +7,7 @@ from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients, uses
 from dpbench.gradients.summands import Factored, Held
-from dpbench.gradients.uses import Lookup, Outer, Patches
+from dpbench.gradients.uses import Lookup, Outer, Patches, Squares
 from dpbench.query import Point
 
 
@@ -39,7 +39,7 @@ def test_gram_norms_without_cross_terms_are_noticed(name, monkeypatch):
     assert_exact(build(), x, strategies=gram)
     for module in vars(uses).values():
         if hasattr(module, "pairs"):
-            monkeypatch.setattr(module, "pairs", lambda count: [(j, j, 1.0) for j in range(count)])
+            monkeypatch.setattr(module, "pairs", lambda count: [(j, j) for j in range(count)])
     assert_exact(build(), x, strategies=gram, points=(1,), checked=False)
     with pytest.raises(AssertionError):
         assert_exact(build(), x, strategies=gram, points=(2,), checked=False)
@@ -54,7 +54,8 @@ def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
 
     def apart(self, *, precise=False):
         strategy = self._strategy
-        return sum(own_squares(self.use, term, strategy) for term in self.terms)
+        squares = sum(own_squares(self.use, term, strategy) for term in self.terms)
+        return Squares(squares, torch.zeros(()))
 
     x = torch.randn(4, 3, 5)
     assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}))
@@ -64,7 +65,7 @@ def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
         add = Held.add
 
         def add_apart(self, term, use):
-            before = self.squares() if self._chunks else 0
+            before = self.squares().whole if self._chunks else 0
             own = own_squares(use, term, self._strategy)
             add(self, term, use)
             self._squares = [before + own]
@@ -103,7 +104,8 @@ def test_wrong_weighted_sums_are_noticed(monkeypatch):
 
 
 def zeros_for_squares(self, terms, *_):
-    return torch.zeros(len(terms[0].b), dtype=terms[0].b.dtype)
+    zeros = torch.zeros(len(terms[0].b), dtype=terms[0].b.dtype)
+    return Squares(zeros, zeros)
 
 
 def halves_of(method):

@@ -483,7 +483,7 @@ def test_runs_in_step_end_where_separate_ones_do(name, query, dtype):
         steps = private_steps(name, query, dtype)
         runs = [taken(step, name, seed, SIZES[seed], dtype) for seed, step in enumerate(steps)]
         gradients = steps[0].gradients
-        fused = FusedGradients(gradients._model, gradients.flat, per_sample_loss)
+        fused = FusedGradients(gradients.model, gradients.flat, per_sample_loss)
         found.append([alone(run) for run in runs] if how == "alone" else together(runs, fused.clipped_sums))
         releases = [len(step.ledger) for step in steps]
         assert releases == [len(SIZES[seed]) for seed in range(3)]

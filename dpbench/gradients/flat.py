@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from dpbench.errors import UserError
 
@@ -25,10 +26,14 @@ class FlatParameters:
     def __init__(self, model: nn.Module) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
-            raise ValueError("the model has no trainable parameters")
+            raise UserError("the model has no parameters to train; set requires_grad on some of them")
         for name, parameter in named:
+            if isinstance(parameter, UninitializedParameter):
+                raise UserError(f"parameter {name!r} has no shape yet; run the lazy model on an example first")
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(f"parameter {name!r} is {parameter.dtype}; train in float32 or float64")
+        if len({parameter.dtype for _, parameter in named}) > 1:
+            raise UserError("some parameters are float32 and some float64; make all of them one or the other")
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._sizes = [parameter.numel() for parameter in self.parameters]

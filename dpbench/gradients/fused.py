@@ -19,7 +19,7 @@ from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
 from dpbench.gradients.loss import sample_losses
-from dpbench.gradients.per_sample import Books, PerSampleGradients
+from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.gradients.recording import Parameters
 from dpbench.gradients.request import MicroBatch, Request
 from dpbench.gradients.summands import Summand
@@ -33,6 +33,7 @@ from dpbench.gradients.verify import (
     undisturbed_copy,
     without_fast_paths,
 )
+from dpbench.gradients.way import Books
 from dpbench.gradients.weights import StackedWeights
 from dpbench.query import Point
 
@@ -92,26 +93,28 @@ class FusedGradients(PerSampleGradients):
 
         The sums and norms of several seeds are compared with autograd's, sample by sample and in float64.
         """
-        if self._direct:
-            return f"parameter {self._direct[0][1]!r} is used outside of known layers"
+        if self.direct:
+            return f"parameter {self.direct[0]!r} is used outside of known layers"
         for layer, forward in self._layers:
             if forward not in BY_SEED:
                 return f"{type(layer).__name__} takes one seed at a time"
-        if consumes_randomness(lambda: sample_losses(self._model, self._loss, inputs[:1], targets[:1], self._views)):
+        if consumes_randomness(lambda: sample_losses(self.model, self.loss, inputs[:1], targets[:1], self.views)):
             return "the model draws random numbers, which each seed has its own of"
-        copy = undisturbed_copy(self._model)
-        if copy is None:
-            return "the model can't be copied, so its gradients can't be checked"
+        point = [Point(1.0, self.flat.vector)]
+        if not isinstance(self.way(point, inputs, targets), Books):
+            return "the model keeps no books of its gradients"
+        copy = undisturbed_copy(self.model)
+        assert copy is not None  # its books were compared
         try:
             exact = inputs.double() if inputs.is_floating_point() else inputs
             return self._compared(copy.double(), exact, targets)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        except Exception as error:
             if out_of_memory(error):
                 raise
             return f"{type(error).__name__}: {error}"
 
     def _compared(self, copy: torch.nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
-        twin = FusedGradients(copy, FlatParameters(copy), self._loss, views=self._views)
+        twin = FusedGradients(copy, FlatParameters(copy), self.loss, views=self.views)
         start, size = twin.flat.vector, len(twin.flat)
         weights = (1.5, -0.5)
         stacks = [torch.stack([moved(start, SEEDS * j + s) for s in range(SEEDS)]) for j in range(len(weights))]
@@ -119,7 +122,7 @@ class FusedGradients(PerSampleGradients):
         inputs, targets = inputs[which], targets[which]
         references = [start.new_zeros(SEEDS * size) for _ in which]
         with without_fast_paths():
-            alone = one_by_one(copy, twin.flat, self._loss, self._views)
+            alone = one_by_one(copy, twin.flat, self.loss, self.views)
             for weight, stack in zip(weights, stacks, strict=True):
                 for i, reference in enumerate(references):
                     seed = i // SAMPLES
@@ -146,7 +149,7 @@ class FusedGradients(PerSampleGradients):
             stacked = StackedWeights(values, seeds, grouped=iterates.is_cuda)
             weights = weight * counts
             losses = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
-        return Tape(losses.detach(), self.flat, summands, self._groups, (weight for weight, _ in points), seeds)
+        return Tape(losses.detach(), self.flat, summands, self._groups, seeds)
 
     def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
         """What each request would have got alone, to rounding; or the error that it would have raised."""
@@ -199,13 +202,18 @@ class FusedGradients(PerSampleGradients):
         vector = self.flat.vector
         counts = torch.arange(longest, device=vector.device) < torch.tensor(sizes, device=vector.device).unsqueeze(1)
         tape = self.record_together(points, inputs, targets, counts.flatten().to(vector.dtype))
-        norms = tape.norms().view(-1, seeds, longest)
-        factors = torch.zeros_like(norms)
-        for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
-            factors[:, s, :size] = request.factors(norms[:, s, :size])
-        totals = tape.weighted_sum(factors.flatten(1))
+        while True:
+            norms = tape.norms().view(-1, seeds, longest)
+            factors = torch.zeros_like(norms)
+            for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
+                factors[:, s, :size] = request.factors(norms[:, s, :size])
+            totals = tape.weighted_sum(factors.flatten(1))
+            flags = torch.cat([tape.cancels().view(1), tape.finite().view(seeds, longest).all(1)])
+            cancels, *finite = flags.tolist()
+            if not cancels:
+                break
+            tape.refine()
         losses, whole = (t.view(seeds, longest) for t in (tape.losses, tape.whole_norms()))
-        finite: list[bool] = tape.finite().view(seeds, longest).all(1).tolist()
         return [
             Clipped(totals[s], losses[s, : sizes[s]], whole[s, : sizes[s]]) if finite[s] else None for s in range(seeds)
         ]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from dpbench.errors import UserError
+
 # Losses (n,) of outputs and targets of n rows.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -19,8 +21,19 @@ def sample_losses(model: Callable[[Tensor], Tensor], loss: Loss, inputs: Tensor,
         inputs: shape (B, ...), or (B, K, ...) with K > 1 views of each sample.
         targets: shape (B, ...).
         views: K.
+
+    Raises:
+        UserError: the loss is not one value per row.
     """
     if views == 1:
-        return loss(model(inputs), targets)
-    losses = loss(model(inputs.flatten(0, 1)), targets.repeat_interleave(views, dim=0))
+        return _one_each(loss(model(inputs), targets), len(targets))
+    losses = _one_each(loss(model(inputs.flatten(0, 1)), targets.repeat_interleave(views, dim=0)), views * len(targets))
     return losses.view(-1, views).mean(1)
+
+
+def _one_each(losses: Tensor, rows: int) -> Tensor:
+    if losses.shape != (rows,):
+        raise UserError(
+            f"the loss of {rows} rows has shape {tuple(losses.shape)}; return one value for each of them, ({rows},)"
+        )
+    return losses

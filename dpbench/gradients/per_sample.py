@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,48 +14,23 @@ from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
-from dpbench.gradients.functional import Gradients, by_vmap, one_by_one
+from dpbench.gradients.functional import by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
 from dpbench.gradients.loss import Loss, sample_losses
 from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
+from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
 from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import (
-    LARGE,
-    deviation,
-    draws_at_random,
-    keeps_of_samples,
-    mixes_samples,
-    moved,
-    out_of_memory,
-    some,
-    undisturbed_copy,
-    without_fast_paths,
-)
+from dpbench.gradients.verify import out_of_memory, without_fast_paths
+from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
 from dpbench.stage import State
 
-# A parameter that no known layer owns is used once per row of the model's input; where its first dimension is not the
-# one that is shared by the rows, so many dimensions may stand between the row and the parameter's own.
-LEADING = (1, 0, 2)
 AS_THEY_ARE = Weights()
-
-
-class Books(NamedTuple):
-    """The way of book-keeping.
-
-    Attributes:
-        leading: dimensions between the row and those of a parameter that no known layer owns.
-    """
-
-    leading: int
-
-
-Way = Books | Gradients
 
 
 class PerSampleGradients:
@@ -68,7 +42,11 @@ class PerSampleGradients:
     layers with parameters, takes `torch.func`, or one backward pass per sample, and says so.
 
     Attributes:
-        flat: the parameters that are trained.
+        model: maps inputs to outputs.
+        flat: its parameters that are trained.
+        loss: per-sample losses of outputs and targets.
+        views: K.
+        in_half: autocast runs the model.
     """
 
     def __init__(
@@ -97,9 +75,10 @@ class PerSampleGradients:
             UserError: a layer mixes samples.
         """
         self.flat = flat
-        self._model = model
-        self._loss = loss
-        self._views = views
+        self.model = model
+        self.loss = loss
+        self.views = views
+        self.in_half = autocast is not None
         self._autocast = autocast
         self._chooser = Chooser(strategies)
         self._layers: list[tuple[nn.Module, Forward]] = []
@@ -108,13 +87,14 @@ class PerSampleGradients:
         self._find_layers(per_layer)
         self._way: Way | None = None
         self._samples_compared = 0
+        self._batches = 0
         self._most: int | None = None
 
     def _find_layers(self, per_layer: bool) -> None:
         """Layers that keep books, parameters outside of them, and the group of each parameter."""
         trained = {id(parameter): parameter for parameter in self.flat.parameters}
         claimed: set[nn.Module] = set()
-        for name, layer in self._model.named_modules():
+        for name, layer in self.model.named_modules():
             refuse_mixing(name, layer)
             if layer in claimed:
                 continue
@@ -133,6 +113,21 @@ class PerSampleGradients:
                 claimed.update(layer.modules())
             else:
                 self._direct += [(layer, slot, parameter) for slot, parameter in slots]
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Those that have parameters to train, and keep books."""
+        return [layer for layer, forward in self._layers if forward is not max_pooling]
+
+    @property
+    def direct(self) -> list[str]:
+        """Names of parameters that no known layer owns, within their modules."""
+        return [slot for _, slot, _ in self._direct]
+
+    @property
+    def groups(self) -> int:
+        """G, how many groups of parameters have a norm of their own."""
+        return max(self._groups.values()) + 1
 
     def clipped_sum(
         self,
@@ -180,12 +175,17 @@ class PerSampleGradients:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
         try:
             tape = self.record(points, inputs, targets)
-            weights = factors(tape.norms())
-            total = tape.weighted_sum(weights)
-            rest = tape.weighted_sum(1 - weights) if remainder else None
-            finite = tape.finite()
-            # The only synchronisation with a GPU, when all work of the micro-batch is under way.
-            if bool(finite.all()):
+            while True:
+                weights = factors(tape.norms())
+                total = tape.weighted_sum(weights)
+                rest = tape.weighted_sum(1 - weights) if remainder else None
+                finite = tape.finite()
+                # The only synchronisation with a GPU, when all work of the micro-batch is under way.
+                whole, cancels = torch.stack([finite.all(), tape.cancels()]).tolist()
+                if not cancels:
+                    break
+                tape.refine()
+            if whole:
                 return Clipped(total, tape.losses, tape.whole_norms(), rest)
             losses, norms = tape.losses, tape.whole_norms()
             del tape
@@ -215,16 +215,86 @@ class PerSampleGradients:
             points: (weight, iterate) pairs; iterates have shape (d,).
             inputs: (B, ...), B > 0, or (B, K, ...) with K > 1 views of each sample.
             targets: (B, ...).
-        """
-        way = self._way
-        # One sample alone can't tell of what depends on others.
-        if way is None or (self._samples_compared == 1 and len(inputs) > 1):
-            way, final = self._settle(inputs, targets)
-            self._way = way if final else None
-            self._samples_compared = len(inputs)
-        return self._record(way, points, inputs, targets)
 
-    def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
+        Raises:
+            UserError: gradients of this batch are wrong, though those of batches before were right.
+        """
+        way = self.way(points, inputs, targets)
+        try:
+            return self.record_by(way, points, inputs, targets)
+        except Exception as error:
+            if out_of_memory(error) or (isinstance(way, Rows) and way.by_plain_autograd):
+                raise
+            tape = self.record_by(self.one_by_one(), points, inputs, targets)
+            self._fall_back(f"{type(error).__name__}: {error}")
+            return tape
+
+    def way(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Way:
+        """The way for a micro-batch: that of those before, which is compared with autograd now and then.
+
+        Args:
+            points: as for `record`.
+            inputs: as for `record`.
+            targets: as for `record`.
+
+        Raises:
+            UserError: gradients of this batch are wrong, though those of batches before were right.
+        """
+        # One sample alone can't tell of what depends on others.
+        if self._way is None or (self._samples_compared == 1 and len(inputs) > 1):
+            found = settle(self, inputs, targets)
+            if found is None:
+                return self.one_by_one()
+            self._way, self._samples_compared, self._batches = found.way, len(inputs), 0
+            if found.complaint:
+                self._fall_back(found.complaint, found.way)
+        if isinstance(self._way, Rows) and self._way.by_plain_autograd:
+            return self._way
+        due = self._batches + 1
+        if due & (due - 1) == 0 and due.bit_length() % 2 == 1:  # in batches 1, 4, 16, 64, ...
+            problem = problem_in_batch(self, self._way, points, inputs, targets, due.bit_length() // 2)
+            if problem == UNDECIDED and due == 1:
+                return self.one_by_one()
+            if problem not in (None, UNDECIDED) and due > 1:
+                raise UserError(
+                    f"the model's per-sample gradients, which were right in its first batches, are wrong in this one "
+                    f"({problem}); its layers' rows may follow the data, and what was released before is in doubt"
+                )
+            if problem is not None and due == 1:
+                self._fall_back(problem)
+        self._batches = due
+        return self._way
+
+    def compare_anew(self) -> None:
+        """Find the way anew with the next micro-batch, since those before were no real samples."""
+        self._way = None
+
+    def _fall_back(self, complaint: str, way: Way | None = None) -> None:
+        self._way = way or self.one_by_one()
+        warnings.warn(
+            "this model keeps no books of its gradients, which are made one by one: slower, and all of them are "
+            f"held in memory ({complaint})",
+            stacklevel=4,
+        )
+
+    def one_by_one(self) -> Rows:
+        """The way that is right by definition."""
+        return Rows(one_by_one(self.model, self.flat, self.loss, self.views), by_plain_autograd=True)
+
+    def by_vmap(self) -> Rows:
+        """The way by torch.func."""
+        return Rows(by_vmap(self.model, self.flat, self.loss, self.views), by_plain_autograd=False)
+
+    def of_copy(self, copy: nn.Module) -> PerSampleGradients:
+        """The same for a copy of the model, in full precision and with one group."""
+        return type(self)(copy, FlatParameters(copy), self.loss, views=self.views)
+
+    def autocast(self) -> torch.autocast:
+        """The context in which the model runs."""
+        return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half)
+
+    def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
+        """What `record` gives, by a way that is not compared with anything."""
         summands: dict[Parameters, Summand] = {}
         with _same_draws(inputs.device, len(points)) as again:
             for weight, iterate in points:
@@ -234,9 +304,9 @@ class PerSampleGradients:
                     if isinstance(way, Books):
                         losses = self._keep_books(way, weight, len(points), inputs, targets, summands)
                     else:
-                        losses, rows = way(inputs, targets)
+                        losses, rows = way.gradients(inputs, targets)
                         self._add_rows(rows.mul_(weight), summands)
-        return Tape(losses.detach(), self.flat, summands, self._groups, (weight for weight, _ in points))
+        return Tape(losses.detach(), self.flat, summands, self._groups)
 
     def _keep_books(
         self,
@@ -259,12 +329,11 @@ class PerSampleGradients:
             summands: of all points so far.
             weights: what the layers compute with.
         """
-        rows = len(targets) * self._views
+        rows = len(targets) * self.views
         recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands, weights)
-        half = torch.autocast(inputs.device.type, self._autocast, enabled=self._autocast is not None)
         with self.flat.frozen(), torch.enable_grad():
-            with self._watched(recording, way), without_fast_paths(), half:
-                losses = full(sample_losses(self._model, self._loss, inputs, targets, self._views))
+            with self._watched(recording, way), without_fast_paths(), self.autocast():
+                losses = full(sample_losses(self.model, self.loss, inputs, targets, self.views))
             if losses.requires_grad:
                 losses.backward(torch.ones_like(losses) * weight)
         return losses
@@ -294,88 +363,6 @@ class PerSampleGradients:
             for owner, slot, parameter in self._direct:
                 delattr(owner, slot)
                 owner._parameters[slot] = parameter  # type: ignore[assignment]
-
-    def _settle(self, inputs: Tensor, targets: Tensor) -> tuple[Way, bool]:
-        """The fastest way to gradients that agrees with autograd's, and whether that is final.
-
-        It is not while gradients are not finite: then the way is one that can't be wrong.
-        """
-        fallback = one_by_one(self._model, self.flat, self._loss, self._views)
-        found: tuple[Way, str] | None = (fallback, "it can't be copied, so its books can't be checked")
-        for dtype in (torch.float64, self.flat.vector.dtype)[len(self.flat) > LARGE :]:
-            copy = undisturbed_copy(self._model)
-            if copy is None:
-                break
-            try:
-                found = self._agreeing(copy.to(dtype), some(inputs), some(targets))
-                break
-            except RuntimeError as error:  # some models compute in float32 alone
-                if dtype == self.flat.vector.dtype or out_of_memory(error):
-                    raise
-        if found is None:
-            return fallback, False
-        way, complaint = found
-        if complaint:
-            warnings.warn(
-                "this model keeps no books of its gradients, which are made one by one: slower, and all of them are "
-                f"held in memory ({complaint})",
-                stacklevel=3,
-            )
-        return way, True
-
-    def _agreeing(self, copy: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Way, str] | None:
-        """A way that agrees on a copy of the model, and what spoke against the faster ones; None if undecided."""
-        twin = PerSampleGradients(copy, FlatParameters(copy), self._loss, views=self._views)
-        inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
-
-        def losses(inputs: Tensor) -> Tensor:
-            return sample_losses(copy, self._loss, inputs, targets, self._views)
-
-        if (kept := keeps_of_samples(copy, losses, inputs)) is not None:
-            raise UserError(
-                f"the model keeps values of its samples in the buffer {kept!r}, which would leave with it without "
-                "noise; leave that out"
-            )
-        # In training mode, before anything is switched off: what a model mixes only there is mixed in training.
-        mixes = mixes_samples(copy, losses, inputs)
-        if draws_at_random(copy, losses, inputs):
-            copy.eval()
-        points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
-        with without_fast_paths():
-            alone = one_by_one(copy, twin.flat, self._loss, self._views)
-            references = [twin.flat.vector.new_zeros(len(twin.flat)) for _ in targets]
-            for weight, iterate in points:
-                with twin.flat.at(iterate):
-                    for i, reference in enumerate(references):
-                        reference.add_(alone(inputs[i : i + 1], targets[i : i + 1])[1][0], alpha=weight)
-            if not all(reference.isfinite().all() for reference in references):
-                return None
-            if mixes:
-                alone_way = one_by_one(self._model, self.flat, self._loss, self._views)
-                return alone_way, "in a batch, the loss of a sample depends on other samples"
-            complaint = ""
-            for leading in LEADING if self._direct else LEADING[:1]:
-                books = Books(leading)
-                problem = twin._problem(books, points, inputs, targets, references)
-                if problem is None:
-                    return books, ""
-                complaint = complaint or problem
-            vmapped = by_vmap(copy, twin.flat, self._loss, self._views)
-            arguments = (self._model, self.flat, self._loss, self._views)
-            if twin._problem(vmapped, points, inputs, targets, references) is None:
-                return by_vmap(*arguments), complaint
-            return one_by_one(*arguments), complaint
-
-    def _problem(
-        self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, references: Iterable[Tensor]
-    ) -> str | None:
-        try:
-            tape = self._record(way, points, inputs, targets)
-            return deviation(self.flat, tape, references)
-        except (RuntimeError, TypeError, ValueError, IndexError, UserError) as error:
-            if out_of_memory(error):
-                raise
-            return f"{type(error).__name__}: {error}"
 
 
 def _repeated(recording: Recording, parameter: Tensor, leading: int) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dpbench.gradients.uses import Lookup, Outer, Strategy, Term, Use, cross_products
+from dpbench.gradients.uses import Lookup, Outer, Squares, Strategy, Term, Use, cross_products
 
 
 class Summand:
@@ -20,8 +20,8 @@ class Summand:
         """Add a term."""
         raise NotImplementedError
 
-    def squares(self, *, precise: bool = False) -> Tensor:
-        """‖G_i‖², shape (B,).
+    def squares(self, *, precise: bool = False) -> Squares:
+        """‖G_i‖².
 
         Args:
             precise: terms nearly cancel, so that inner products are to be in double precision.
@@ -69,9 +69,9 @@ class Held(Summand):
             if self._missing <= 0:
                 self._squares.append(_row_squares(rows))
 
-    def squares(self, *, precise: bool = False) -> Tensor:
-        """‖G_i‖² of the sums as they are, shape (B,)."""
-        return torch.cat(self._squares or [_row_squares(rows) for rows in self._chunks])
+    def squares(self, *, precise: bool = False) -> Squares:
+        """‖G_i‖² of the sums as they are."""
+        return _of_rows(self._squares or [_row_squares(rows) for rows in self._chunks])
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each chunk and parameter."""
@@ -102,8 +102,8 @@ class Factored(Summand):
         """Add a term."""
         self.terms.append(term if self._strategy.kind == "gram" else term._replace(output=None))
 
-    def squares(self, *, precise: bool = False) -> Tensor:
-        """‖G_i‖², shape (B,)."""
+    def squares(self, *, precise: bool = False) -> Squares:
+        """‖G_i‖²."""
         if self._strategy.kind == "gram":
             terms = [term.precise() for term in self.terms] if precise else self.terms
             return self.use.gram_squares(terms, self._strategy)
@@ -114,7 +114,7 @@ class Factored(Summand):
                 more = self.use.rows(term.samples(part), self._strategy)
                 rows = tuple(have.add_(new) for have, new in zip(rows, more, strict=True))
             squares.append(_row_squares(rows))
-        return torch.cat(squares)
+        return _of_rows(squares)
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each term."""
@@ -139,15 +139,16 @@ class Tied(Summand):
         """Add a term of either use."""
         self._parts.setdefault(type(use), Factored(use, self.GRAM)).add(term, use)
 
-    def squares(self, *, precise: bool = False) -> Tensor:
-        """‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2 ⟨G_i, H_i⟩, shape (B,)."""
-        squares = sum((part.squares(precise=precise) for part in self._parts.values()), start=torch.zeros(()))
+    def squares(self, *, precise: bool = False) -> Squares:
+        """‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2 ⟨G_i, H_i⟩."""
+        of_parts = [part.squares(precise=precise) for part in self._parts.values()]
+        whole, parts = (torch.stack(both).sum(0) for both in zip(*of_parts, strict=True))
         if len(self._parts) == 2:
             lookups, outers = self._parts[Lookup].terms, self._parts[Outer].terms
             if precise:
                 lookups, outers = [term.precise() for term in lookups], [term.precise() for term in outers]
-            squares = squares + 2 * cross_products(lookups, outers)
-        return squares
+            whole = whole + 2 * cross_products(lookups, outers)
+        return Squares(whole, parts)
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i (G_i + H_i)."""
@@ -176,9 +177,12 @@ class BySeed(Summand):
         for part, of_seed in zip(self._parts, term.by_seed(len(self._parts)), strict=True):
             part.add(of_seed, use)
 
-    def squares(self, *, precise: bool = False) -> Tensor:
-        """‖G_i‖², shape (B,)."""
-        return torch.cat([part.squares(precise=precise) for part in self._parts])
+    def squares(self, *, precise: bool = False) -> Squares:
+        """‖G_i‖²."""
+        of_seeds = [part.squares(precise=precise) for part in self._parts]
+        return Squares(
+            torch.cat([of.whole for of in of_seeds]), torch.cat([of.parts.expand_as(of.whole) for of in of_seeds])
+        )
 
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one after the other."""
@@ -195,6 +199,11 @@ def chunks(batch: int, size: int) -> list[slice]:
     """Slices of a batch of at most so many samples; 0 for all at once."""
     size = size or batch
     return [slice(start, start + size) for start in range(0, batch, size)]
+
+
+def _of_rows(squares: Sequence[Tensor]) -> Squares:
+    """Of chunks whose G_i were made: nothing that cancels is left to be added."""
+    return Squares(torch.cat(list(squares)), squares[0].new_zeros(()))
 
 
 def _row_squares(rows: tuple[Tensor, ...]) -> Tensor:

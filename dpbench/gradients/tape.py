@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.summands import Summand
 
-# Inner products of terms lose (Σ|w_j|)² 2^-24 of the squared norm, which is then too small: here 2^-16 at most.
-LARGEST_PLAIN_WEIGHTS = 16.0
+# Inner products lose some 2^-24 of the parts' squares. Where the whole is smaller than the parts by more than this, it
+# may have lost so much of itself that its norm, and with it what is clipped, is wrong.
+CANCELLING = 2.0**-6
 
 
 class Tape:
@@ -27,26 +28,25 @@ class Tape:
         flat: FlatParameters,
         summands: Mapping[tuple[Tensor, ...], Summand],
         groups: Mapping[Tensor, int],
-        weights: Iterable[float],
         seeds: int | None = None,
     ) -> None:
-        """Of the points with these weights.
+        """What a pass has recorded.
 
         Args:
             losses: shape (B,).
             flat: the parameters.
             summands: of the parameters used together.
             groups: of each parameter.
-            weights: w_j.
             seeds: S; None for the samples of one run.
         """
         self.losses = losses
-        self._cancels = sum(map(abs, weights)) > LARGEST_PLAIN_WEIGHTS
         self._flat = flat
         self._summands = summands
         self._groups = groups
         self._seeds = seeds
+        self._precise = False
         self._norms: Tensor | None = None
+        self._cancels = losses.new_zeros((), dtype=torch.bool)
 
     def norms(self) -> Tensor:
         """Norms of each parameter group and sample, shape (G, B); inf where a gradient is not finite."""
@@ -54,10 +54,25 @@ class Tape:
             vector = self._flat.vector
             count = max(self._groups.values()) + 1
             squares = torch.zeros(count, len(self.losses), dtype=vector.dtype, device=vector.device)
+            parts = torch.zeros_like(squares)
             for parameters, summand in self._summands.items():
-                squares[self._groups[parameters[0]]] += summand.squares(precise=self._cancels)
+                found = summand.squares(precise=self._precise)
+                squares[self._groups[parameters[0]]] += found.whole
+                parts[self._groups[parameters[0]]] += found.parts
+            if not self._precise:
+                self._cancels = (squares < CANCELLING * parts).any()
             self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         return self._norms
+
+    def cancels(self) -> Tensor:
+        """Whether norms may have lost precision to parts that nearly cancel, so that `refine` is called for; a flag."""
+        self.norms()
+        return self._cancels
+
+    def refine(self) -> None:
+        """Take norms in double precision from now on."""
+        self._precise, self._norms = True, None
+        self._cancels = torch.zeros_like(self._cancels)
 
     def whole_norms(self) -> Tensor:
         """Norms over all parameters, shape (B,)."""

@@ -9,11 +9,12 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape
 
-# Losses of samples, shape (n,), from what the model reads of them.
-Losses = Callable[[Tensor], Tensor]
+# Losses of samples, shape (n,), from what the model reads of them and their targets.
+Losses = Callable[[Tensor, Tensor], Tensor]
 
 # Samples compared.
 SAMPLES = 3
@@ -21,6 +22,8 @@ SAMPLES = 3
 MOVE = 0.02
 # Largest deviation, relative to a parameter's own gradient and to that of all; models may use float32 inside.
 TOLERANCE = {torch.float64: (1e-4, 1e-5), torch.float32: (1e-2, 1e-3)}
+# The same for the sum over a batch that autocast computes in bfloat16.
+TOLERANCE_IN_HALF = (0.2, 0.05)
 # Models with more parameters are compared in float32, whatever that hides, to save memory.
 LARGE = 50_000_000
 
@@ -48,6 +51,8 @@ def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor], se
     """
     of_own, of_all = TOLERANCE[flat.vector.dtype]
     sizes = [parameter.numel() for parameter in flat.parameters] * seeds
+    if bool(tape.cancels()):
+        tape.refine()
     norms = tape.norms()
     for i, reference in enumerate(references):
         whole = reference.norm()
@@ -60,6 +65,23 @@ def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor], se
         norm = norms[:, i].norm()
         if not bool((norm - whole).abs() <= (of_own + of_all) * whole + 1e-12):
             return "norms deviate from autograd's"
+    return None
+
+
+def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, half: bool) -> str | None:
+    """What of a sum over a batch, shape (d,), deviates from autograd's, or None.
+
+    Args:
+        flat: the parameters.
+        have: the sum.
+        want: what autograd gives.
+        half: both were computed in bfloat16.
+    """
+    of_own, of_all = TOLERANCE_IN_HALF if half else TOLERANCE[flat.vector.dtype]
+    whole = want.norm()
+    for name, one, other in zip(flat.names, flat.views(have), flat.views(want), strict=True):
+        if not bool((one - other).norm() <= of_own * other.norm() + of_all * whole):
+            return f"in a batch, gradients of {name!r} deviate from autograd's"
     return None
 
 
@@ -78,7 +100,7 @@ def undisturbed_copy(model: nn.Module) -> nn.Module | None:
     """A copy of a model, in its mode but without dropout; None if it can't be copied."""
     try:
         copy = deepcopy(model)
-    except RuntimeError as error:
+    except Exception as error:
         if out_of_memory(error):
             raise
         return None
@@ -90,41 +112,86 @@ def undisturbed_copy(model: nn.Module) -> nn.Module | None:
     return copy
 
 
-def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor) -> bool:
-    """Whether the losses of a model depend on torch's generator."""
-    return not torch.equal(*(_drawn(model, losses, inputs, seed)[0] for seed in range(2)))
-
-
-def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor) -> str | None:
-    """The name of a buffer that a pass in training mode fills with what depends on the samples, or None.
-
-    It would leave with the model without noise. Buffers that change by themselves, such as counters, are none of these.
-    """
-    others = inputs[1:2].expand_as(inputs).clone()  # what a model can read are samples
-    one, other = (_drawn(model, losses, x, 0)[1] for x in (inputs, others))
-    return next((name for name in one if not torch.equal(one[name], other[name])), None)
-
-
-def mixes_samples(model: nn.Module, losses: Losses, inputs: Tensor) -> bool:
-    """Whether losses depend on a sample that is not their own, at the same random draws."""
-    others = inputs.clone()
-    others[0] = inputs[1]
-    one, other = (_drawn(model, losses, x, 0)[0][1:] for x in (inputs, others))
-    of_own, of_all = TOLERANCE[one.dtype] if one.dtype in TOLERANCE else TOLERANCE[torch.float32]
-    return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
-
-
-def _drawn(model: nn.Module, losses: Losses, inputs: Tensor, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Losses at a seed, and the buffers after it; the model has its buffers of before again."""
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Give a model its buffers of before again."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        found = losses(inputs)
-        after = {name: buffer.clone() for name, buffer in model.named_buffers() if name in before}
+    try:
+        yield
+    finally:
         for name, buffer in model.named_buffers():
             if name in before and buffer.shape == before[name].shape:
                 buffer.copy_(before[name])
-    return found, after
+
+
+def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether a pass of a model draws from torch's generators."""
+    with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]) as draws:
+        losses(inputs, targets)
+    return draws.drew
+
+
+def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
+    """What a model keeps of its samples where that would leave with it without noise, as a sentence, or None.
+
+    That is a buffer that a pass in training mode fills with what depends on the samples, but not one that changes by
+    itself, such as a counter; and any parameter that a pass changes. What was changed is put back.
+    """
+    parameters = dict(model.named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    found: list[dict[str, Tensor]] = []
+    for samples in (inputs, inputs[1:2].expand_as(inputs).clone()):  # what a model can read are samples
+        with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]):
+            losses(samples, targets)
+            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+        for name, parameter in model.named_parameters():
+            if name not in before or not _same(parameter, before[name]):
+                return f"a pass of the model changes its parameter {name!r}, without noise; leave that to the optimizer"
+    one, other = found
+    for name, buffer in one.items():
+        if name not in other or not _same(buffer, other[name]):
+            return (
+                f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
+                "noise; leave that out"
+            )
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, where they are not a number too."""
+    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def mixes_samples(model: nn.Module, losses: Losses, level: float, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether losses depend on a sample that is not their own, at the same random draws.
+
+    Args:
+        model: that of the losses.
+        losses: in its mode.
+        level: of random draws.
+        inputs: of n samples, shape (n, ...).
+        targets: of n samples.
+    """
+
+    def drawn(inputs: Tensor, which: slice = slice(None)) -> Tensor:
+        with torch.no_grad(), buffers_kept(model), held_still(level):
+            return losses(inputs, targets[which])
+
+    def differ(one: Tensor, other: Tensor) -> bool:
+        of_own, of_all = TOLERANCE[one.dtype] if one.dtype in TOLERANCE else TOLERANCE[torch.float32]
+        return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
+
+    count = len(targets)
+    together = drawn(inputs)
+    if differ(together, torch.cat([drawn(inputs[i : i + 1], slice(i, i + 1)) for i in range(count)])):
+        return True
+    for i in range(count):
+        others = inputs.clone()
+        others[i] = inputs[(i + 1) % count]
+        rest = [j for j in range(count) if j != i]
+        if differ(together[rest], drawn(others)[rest]):
+            return True
+    return False
 
 
 def consumes_randomness(losses: Callable[[], Tensor]) -> bool:

@@ -39,6 +39,7 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
     if isinstance(known, int) and known > 0:
         return known
     fitting = measured_fit(lambda count: _peak(config, gradients, count), MEMORY_SHARE * total_memory(vector.device))
+    gradients.compare_anew()
     cache.write("micro_batch", key, fitting)
     return fitting
 

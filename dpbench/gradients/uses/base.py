@@ -46,6 +46,19 @@ class Term(NamedTuple):
         return [Term(*parts) for parts in zip(self.a.chunk(seeds), self.b.chunk(seeds), extras, outputs, strict=True)]
 
 
+class Squares(NamedTuple):
+    """Squared norms of per-sample gradients that are sums of parts.
+
+    Attributes:
+        whole: of the sums, shape (B,).
+        parts: squared norms of the parts, added up, where `whole` is made of their inner products: its rounding errors
+            are in proportion to them, however small it is. Zero where it is not. Shape (B,) or ().
+    """
+
+    whole: Tensor
+    parts: Tensor
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A way to the norms and weighted sums of the per-sample gradients G_i.
@@ -94,8 +107,8 @@ class Use:
         """G_i of a term: for each parameter (B, numbers in it)."""
         raise NotImplementedError
 
-    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
-        """‖Σ_j G_ij‖² over terms j without making G_ij, shape (B,)."""
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
+        """‖Σ_j G_ij‖² over terms j without making G_ij."""
         raise NotImplementedError
 
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -130,14 +143,9 @@ def scaled(t: Tensor, factors: Tensor) -> Tensor:
     return full(t) * factors.view(-1, *[1] * (t.dim() - 1))
 
 
-def pairs(count: int) -> list[tuple[int, int, float]]:
-    """(j, l, how often) for all products of `count` things with each other, each pair once."""
-    return [(j, k, 1.0 if j == k else 2.0) for j in range(count) for k in range(j, count)]
-
-
-def inner(x: Tensor, y: Tensor) -> Tensor:
-    """⟨x_i, y_i⟩ of each sample, shape (B,); x is overwritten."""
-    return x.mul_(y).flatten(1).sum(1)
+def pairs(count: int) -> list[tuple[int, int]]:
+    """(j, k), j <= k, for all products of `count` things with each other, each pair once."""
+    return [(j, k) for j in range(count) for k in range(j, count)]
 
 
 def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
@@ -147,17 +155,49 @@ def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
     return [slice(start, start + size) for start in range(0, batch, size)]
 
 
-def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """‖Σ_j B_jᵀ A_j‖² = Σ_jl ⟨A_j A_lᵀ, B_j B_lᵀ⟩ of each sample, shape (B,).
+class SquaresSoFar:
+    """Adds up ‖Σ_jt G_ijt‖² over terms j and tokens t from the inner products of all pairs of parts."""
+
+    def __init__(self, like: Tensor) -> None:
+        """Nothing so far.
+
+        Args:
+            like: shape (B, ...).
+        """
+        self.whole = like.new_zeros(len(like))
+        self.parts = like.new_zeros(len(like))
+
+    def add(self, samples: slice, x: Tensor, y: Tensor, j: int, k: int) -> None:
+        """Add what the tokens of the terms j and k, j <= k, have in common.
+
+        Args:
+            samples: which.
+            x: a factor of the inner products of all pairs of tokens, shape (n, T, T'); it is overwritten.
+            y: the other factor.
+            j: of a term.
+            k: of another one, or of the same.
+        """
+        products = x.mul_(y)
+        self.whole[samples].add_(products.flatten(1).sum(1), alpha=1 if j == k else 2)
+        if j == k:
+            self.parts[samples].add_(products.diagonal(dim1=1, dim2=2).sum(1))
+
+    def squares(self) -> Squares:
+        """What was added."""
+        return Squares(self.whole, self.parts)
+
+
+def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Squares:
+    """‖Σ_j B_jᵀ A_j‖² = Σ_jl ⟨A_j A_lᵀ, B_j B_lᵀ⟩ of each sample.
 
     Args:
         a: for each j shape (B, T_j, d).
         b: for each j shape (B, T_j, p).
     """
-    squares = a[0].new_zeros(len(a[0]))
-    for part in pieces(len(squares), 2 * a[0].shape[1] ** 2, squares.device):
-        for j, k, times in pairs(len(a)):
+    found = SquaresSoFar(a[0])
+    for part in pieces(len(a[0]), 2 * a[0].shape[1] ** 2, a[0].device):
+        for j, k in pairs(len(a)):
             gram_a = torch.bmm(a[j][part], a[k][part].transpose(1, 2))
             gram_b = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
-            squares[part].add_(inner(gram_a, gram_b), alpha=times)
-    return squares
+            found.add(part, gram_a, gram_b, j, k)
+    return found.squares()

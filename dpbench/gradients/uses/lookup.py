@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Strategy, Term, Use, full, inner, pairs, pieces, scaled
+from dpbench.gradients.uses.base import Squares, SquaresSoFar, Strategy, Term, Use, full, pairs, pieces, scaled
 from dpbench.gradients.uses.outer import Outer
 from dpbench.gradients.weights import with_offsets
 
@@ -34,16 +34,16 @@ class Lookup(Use):
         return (rows.flatten(1),)
 
     @override
-    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """Σ_jl Σ_ts [id_jt = id_ls] ⟨b_jt, b_ls⟩."""
         b = [full(t.b) for t in terms]
-        squares = b[0].new_zeros(len(b[0]))
-        for part in pieces(len(squares), 2 * b[0].shape[1] ** 2, squares.device):
-            for j, k, times in pairs(len(terms)):
+        found = SquaresSoFar(b[0])
+        for part in pieces(len(b[0]), 2 * b[0].shape[1] ** 2, b[0].device):
+            for j, k in pairs(len(terms)):
                 same = terms[j].a[part].unsqueeze(2) == terms[k].a[part].unsqueeze(1)
                 gram = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
-                squares[part].add_(inner(gram, same), alpha=times)
-        return squares
+                found.add(part, gram, same, j, k)
+        return found.squares()
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Strategy, Term, Use, full, scaled, token_squares
+from dpbench.gradients.uses.base import Squares, Strategy, Term, Use, full, scaled, token_squares
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ class Outer(Use):
         return (torch.bmm(left.transpose(1, 2), right).flatten(1),)
 
     @override
-    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         a, b = [full(t.a) for t in terms], [full(t.b) for t in terms]
         if len(terms) == 1 and a[0].shape[1] == 1:  # one token needs no matrices
-            return a[0].square().sum((1, 2)) * b[0].square().sum((1, 2))
+            squares = a[0].square().sum((1, 2)) * b[0].square().sum((1, 2))
+            return Squares(squares, squares)
         return token_squares(a, b)
 
     @override

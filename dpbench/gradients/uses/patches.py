@@ -12,7 +12,18 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Strategy, Term, Use, full, inner, pairs, pieces, scaled, token_squares
+from dpbench.gradients.uses.base import (
+    Squares,
+    SquaresSoFar,
+    Strategy,
+    Term,
+    Use,
+    full,
+    pairs,
+    pieces,
+    scaled,
+    token_squares,
+)
 
 # Samples at a time for the grouped convolution; which is fastest depends on shapes and device.
 CHUNKS_ON_CPU = (2, 8, 32)
@@ -120,13 +131,13 @@ class Patches(Use):
         return self.groups == 1 and self.stride == (1, 1) and all(r >= 0 for r in reach)
 
     @override
-    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         if strategy.method == "pixels":
             return self._pixel_squares(terms)
         tokens = [self._patches(full(t.a)).unflatten(0, t.a.shape[:2]).transpose(2, 3).flatten(1, 2) for t in terms]
         return token_squares(tokens, [full(t.b).flatten(3).transpose(2, 3).flatten(1, 2) for t in terms])
 
-    def _pixel_squares(self, terms: Sequence[Term]) -> Tensor:
+    def _pixel_squares(self, terms: Sequence[Term]) -> Squares:
         """Σ over pairs of pixels of ⟨patch, patch⟩ ⟨b, b⟩.
 
         The inner product of two patches is the sum, over the points of the kernel, of inner products of pixels: the
@@ -144,14 +155,14 @@ class Patches(Use):
                 a = F.pad(full(term.a[:, view]), (0, pw)).flatten(2)
                 b = F.pad(full(term.b[:, view]), (0, width - out_w)).flatten(2)[:, :, :length]
                 planes.append((a, b))
-        squares = planes[0][0].new_zeros(len(planes[0][0]))
-        for part in pieces(len(squares), area**2, squares.device):
-            for j, k, times in pairs(len(planes)):
+        found = SquaresSoFar(planes[0][0])
+        for part in pieces(len(planes[0][0]), area**2, planes[0][0].device):
+            for j, k in pairs(len(planes)):
                 (a_j, b_j), (a_k, b_k) = planes[j], planes[k]
                 gram = torch.bmm(a_j[part].transpose(1, 2), a_k[part])
                 gram = _diagonal_sum(_diagonal_sum(gram, columns, area), rows, length)
-                squares[part].add_(inner(gram, torch.bmm(b_j[part].transpose(1, 2), b_k[part])), alpha=times)
-        return squares
+                found.add(part, gram, torch.bmm(b_j[part].transpose(1, 2), b_k[part]), j, k)
+        return found.squares()
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Strategy, Term, full, pairs
+from dpbench.gradients.uses.base import Squares, Strategy, Term, full, pairs
 from dpbench.gradients.uses.patches import Patches
 
 # Of a gain: beyond it, what a filter gives is lost in the rounding of the output.
@@ -69,7 +69,7 @@ class StandardisedPatches(Patches):
         return filter_gradients.mul_(extra.gain * extra.scale), gains
 
     @override
-    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Tensor:
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """Of the weights, what the projections leave of the filters' inner products; and of the gains.
 
         With s = gain scale, u the unit vector of ones and f the filter of an iterate, or 0 where the scale is at its
@@ -81,20 +81,20 @@ class StandardisedPatches(Patches):
         within = [
             Term(term.a, full(term.b) * factor.view(-1, 1, 1)) for term, factor in zip(terms, factors, strict=True)
         ]
-        squares = super().gram_squares(within, strategy)
+        squares, parts = super().gram_squares(within, strategy)
         along = [self._along(terms, j) for j in range(len(terms))]  # of ⟨H_j, u⟩, ⟨H_j, filter_0⟩, ⟨H_j, filter_1⟩, ...
         moves = [extra.moves.view(-1) for extra in extras]
-        for j, k, times in pairs(len(terms)):
+        for j, k in pairs(len(terms)):
             (ones_j, *of_j), (ones_k, *of_k) = along[j], along[k]
             overlap = moves[j] * moves[k] * (extras[j].filters * extras[k].filters).sum(1)
             removed = ones_j * ones_k + moves[k] * of_j[k] * of_k[k] + moves[j] * of_j[j] * of_k[j]
             removed -= overlap * of_j[j] * of_k[k]
-            squares -= times * (factors[j] * factors[k] * removed).sum(1)
+            squares -= (1 if j == k else 2) * (factors[j] * factors[k] * removed).sum(1)
         if len(self.shapes) == 1:
-            return squares
+            return Squares(squares, parts)
         gains = sum(of[1 + j] for j, of in enumerate(along))
         assert isinstance(gains, Tensor)
-        return squares + gains.square().sum(1)
+        return Squares(squares + gains.square().sum(1), parts)
 
     def _along(self, terms: Sequence[Term], j: int) -> list[Tensor]:
         """⟨H_j, u⟩ and ⟨H_j, f⟩ for the filters of all iterates, (B, P) each: what they give of the input, times b.

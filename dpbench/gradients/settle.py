@@ -1,0 +1,176 @@
+"""The way to a model's per-sample gradients: the fastest one that agrees with plain autograd.
+
+A way is compared on a copy of the model, in its own mode and in double precision, for some samples, each of which goes
+through the model alone for that; and in the first batch, and again in some of those that follow, on the model itself
+and for all samples at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dpbench.errors import UserError
+from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
+from dpbench.gradients.layout import rows_by_data
+from dpbench.gradients.loss import sample_losses
+from dpbench.gradients.verify import (
+    LARGE,
+    buffers_kept,
+    deviation,
+    deviation_of_sums,
+    draws_at_random,
+    keeps_of_samples,
+    mixes_samples,
+    moved,
+    out_of_memory,
+    some,
+    undisturbed_copy,
+    without_fast_paths,
+)
+from dpbench.gradients.way import Books, Settled, Way
+from dpbench.query import Point
+
+if TYPE_CHECKING:
+    from dpbench.gradients.per_sample import PerSampleGradients
+
+# A parameter that no known layer owns is used once per row of the model's input; where its first dimension is not the
+# one that is shared by the rows, so many dimensions may stand between the row and the parameter's own.
+LEADING = (1, 0, 2)
+UNDECIDED = "gradients are not finite"
+
+
+def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settled | None:
+    """The way for a model, found on the first samples of a batch; None where their gradients are not finite.
+
+    Args:
+        engine: of the model.
+        inputs: as for `PerSampleGradients.record`.
+        targets: as for `PerSampleGradients.record`.
+
+    Raises:
+        UserError: the model keeps, or changes itself by, values of its samples.
+    """
+    own = engine.flat.vector.dtype
+    for dtype in (torch.float64, own)[len(engine.flat) > LARGE :]:
+        copy = undisturbed_copy(engine.model)
+        if copy is None:
+            return Settled(engine.one_by_one(), "it can't be copied, so its books can't be checked")
+        try:
+            return _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
+        except UserError:
+            raise
+        except UnknownDraw as draw:
+            return Settled(engine.one_by_one(), str(draw))
+        except Exception as error:  # some models compute in float32 alone
+            if dtype == own or out_of_memory(error):
+                raise
+    raise AssertionError("the model's own precision is always tried")
+
+
+def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targets: Tensor) -> Settled | None:
+    """The way that agrees on a copy of the model."""
+    twin = engine.of_copy(copy)
+    inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
+
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        return sample_losses(copy, engine.loss, inputs, targets, engine.views)
+
+    if (kept := keeps_of_samples(copy, losses, inputs, targets)) is not None:
+        raise UserError(kept)
+    levels = LEVELS if draws_at_random(copy, losses, inputs, targets) else LEVELS[:1]
+    points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
+    with without_fast_paths():
+        with twin.flat.at(points[0].iterate):
+            if any(mixes_samples(copy, losses, level, inputs, targets) for level in levels):
+                return Settled(engine.one_by_one(), "in a batch, the loss of a sample depends on other samples")
+        candidates: list[tuple[Way, Way]] = []
+        with held_still(LEVELS[0]):
+            complaint = rows_by_data(
+                copy, twin.layers, twin.direct, inputs.flatten(0, 1) if engine.views > 1 else inputs
+            )
+        if complaint is None:
+            ways = [Books(leading) for leading in (LEADING if twin.direct else LEADING[:1])]
+            candidates += zip(ways, ways, strict=True)
+        candidates.append((twin.by_vmap(), engine.by_vmap()))
+        for of_copy, way in candidates:
+            found = [_problem(twin, of_copy, points, level, inputs, targets) for level in levels]
+            if UNDECIDED in found:
+                return None
+            problem = next((text for text in found if text is not None), None)
+            if problem is None:
+                return Settled(way, "" if isinstance(way, Books) else complaint or "")
+            complaint = complaint or problem
+        return Settled(engine.one_by_one(), complaint or "")
+
+
+def _problem(
+    twin: PerSampleGradients, way: Way, points: Sequence[Point], level: float, inputs: Tensor, targets: Tensor
+) -> str | None:
+    """What is wrong with a way at a level of random draws, `UNDECIDED`, or None."""
+    alone = twin.one_by_one().gradients
+    references = [twin.flat.vector.new_zeros(len(twin.flat)) for _ in targets]
+    for weight, iterate in points:
+        with twin.flat.at(iterate):
+            for i, reference in enumerate(references):
+                with held_still(level):
+                    reference.add_(alone(inputs[i : i + 1], targets[i : i + 1])[1][0], alpha=weight)
+    if not all(reference.isfinite().all() for reference in references):
+        return UNDECIDED
+    try:
+        with held_still(level):
+            tape = twin.record_by(way, points, inputs, targets)
+        return deviation(twin.flat, tape, references)
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        return f"{type(error).__name__}: {error}"
+
+
+def problem_in_batch(
+    engine: PerSampleGradients, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int
+) -> str | None:
+    """What is wrong with a way for this batch; None for nothing, `UNDECIDED` where gradients are not finite.
+
+    For random factors c_i, the sum Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain
+    autograd gives for all samples at once: a row that is taken for another sample's shows.
+
+    Args:
+        engine: of the model.
+        way: to be compared.
+        points: as for `PerSampleGradients.record`.
+        inputs: as for `PerSampleGradients.record`.
+        targets: as for `PerSampleGradients.record`.
+        seed: of the factors.
+    """
+    flat = engine.flat
+    factors = torch.randn(len(targets), generator=torch.Generator().manual_seed(seed)).to(flat.vector)
+    level = LEVELS[seed % len(LEVELS)]
+    # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
+    elsewhere = [Point(weight, moved(iterate, seed)) for weight, iterate in points]
+    want = torch.zeros_like(flat.vector)
+    with buffers_kept(engine.model), without_fast_paths():
+        for weight, iterate in elsewhere:
+            with flat.at(iterate), torch.enable_grad(), held_still(level), engine.autocast():
+                losses = sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
+                parts = torch.autograd.grad(
+                    (losses * factors).sum(), flat.parameters, allow_unused=True, materialize_grads=True
+                )
+                want.add_(torch.cat([part.flatten() for part in parts]), alpha=float(weight))
+        if not bool(want.isfinite().all()):
+            good = losses.isfinite()
+            if bool(good.all()) or not bool(good.any()):
+                return UNDECIDED
+            return problem_in_batch(engine, way, points, inputs[good], targets[good], seed)
+        try:
+            with held_still(level):
+                tape = engine.record_by(way, elsewhere, inputs, targets)
+                have = tape.weighted_sum(factors.expand(engine.groups, -1))
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return f"{type(error).__name__}: {error}"
+    return deviation_of_sums(flat, have, want, half=engine.in_half)

@@ -1,0 +1,44 @@
+"""Ways to per-sample gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dpbench.gradients.functional import Gradients
+
+
+class Books(NamedTuple):
+    """Layers of known kinds keep books, and parameters outside of them are repeated per row: the fast way.
+
+    Attributes:
+        leading: dimensions between the row and those of a parameter that no known layer owns.
+    """
+
+    leading: int
+
+
+class Rows(NamedTuple):
+    """All per-sample gradients are made and held.
+
+    Attributes:
+        gradients: makes them.
+        by_plain_autograd: by one backward pass of the model itself for each sample, which is right by definition.
+    """
+
+    gradients: Gradients
+    by_plain_autograd: bool
+
+
+Way = Books | Rows
+
+
+class Settled(NamedTuple):
+    """The way that was found.
+
+    Attributes:
+        way: the fastest one that agrees with autograd.
+        complaint: what spoke against faster ones, or nothing.
+    """
+
+    way: Way
+    complaint: str = ""

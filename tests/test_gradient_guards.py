@@ -1,0 +1,644 @@
+"""Models whose books would be wrong without a sign: by rows that follow the data, draws, and effects of a pass."""
+
+import random
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gradient_checks import cross_entropy
+from torch import nn
+
+from dpbench.errors import UserError
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.draws import LEVELS, LevelDraws, UnknownDraw, held_still
+from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.layout import rows_by_data
+from dpbench.gradients.request import Request
+from dpbench.gradients.way import Books, Rows
+from dpbench.query import Point
+
+pytestmark = pytest.mark.filterwarnings("ignore:this model keeps no books")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(3)
+
+
+def engine_of(model, loss=cross_entropy):
+    model.double()
+    return PerSampleGradients(model, FlatParameters(model), loss)
+
+
+def one_by_one(engine, x, y):
+    """Gradients (B, d) by plain autograd, of the model itself and each sample alone."""
+    losses = [engine.loss(engine.model(x[i : i + 1]), y[i : i + 1]).sum() for i in range(len(y))]
+    options = {"allow_unused": True, "materialize_grads": True}
+    parts = [torch.autograd.grad(loss, engine.flat.parameters, **options) for loss in losses]
+    return torch.stack([torch.cat([part.flatten() for part in of_sample]) for of_sample in parts])
+
+
+def assert_right(engine, *batches):
+    """Norms and clipped sums of one batch after the other are those of plain autograd, sample by sample."""
+    for x, y in batches:
+        points = [Point(1.0, engine.flat.vector)]
+        want = one_by_one(engine, x, y)
+        norms = want.norm(dim=1)
+        bound = float(norms.median())
+        torch.testing.assert_close(engine.record(points, x, y).norms()[0], norms, rtol=1e-9, atol=1e-12)
+        found = engine.clipped_sum(points, [(x, y)], lambda norms, bound=bound: (bound / norms).clamp(max=1))
+        torch.testing.assert_close(found.total, (bound / norms).clamp(max=1) @ want, rtol=1e-9, atol=1e-12)
+
+
+# Rows that follow the data
+
+TOKENS = torch.tensor([[5, 1, 7, 2], [3, 8, 8, 4], [1, 1, 6, 2], [2, 5, 3, 7]])
+RAGGED = torch.tensor([[5, 0, 0, 0], [3, 8, 8, 0], [1, 1, 6, 2], [2, 5, 3, 7]])
+ODD = torch.tensor([[5, 0, 0, 0], [3, 8, 8, 4], [1, 1, 6, 2], [2, 5, 3, 7]])
+CLASSES = torch.tensor([0, 1, 2, 0])
+
+
+class Tokens(nn.Module):
+    """Token ids (n, T), of which 0 is padding, to three classes; what is between is up to `hidden`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(9, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, ids):
+        return self.head(self.hidden(ids))
+
+
+class WithoutPadding(Tokens):
+    def hidden(self, ids):
+        real, h = ids != 0, self.embedding(ids)
+        out = torch.zeros_like(h)
+        out[real] = torch.tanh(self.inner(h[real]))
+        return out.sum(1)
+
+
+class WithoutPaddingByIndex(Tokens):
+    def hidden(self, ids):
+        h = self.embedding(ids)
+        places = (ids != 0).flatten().nonzero().squeeze(1)
+        inner = torch.tanh(self.inner(h.flatten(0, 1).index_select(0, places)))
+        return torch.zeros_like(h).flatten(0, 1).index_copy(0, places, inner).view_as(h).sum(1)
+
+
+class ByLength(Tokens):
+    def hidden(self, ids):
+        order = (ids != 0).sum(1).argsort(descending=True, stable=True)
+        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
+
+
+class ByLengthInPython(Tokens):
+    def hidden(self, ids):
+        lengths = [sum(token != 0 for token in row) for row in ids.tolist()]
+        order = torch.tensor(sorted(range(len(ids)), key=lambda i: -lengths[i]))
+        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
+
+
+class Routed(Tokens):
+    """A mixture of experts: each sample goes to one of two layers."""
+
+    def hidden(self, ids):
+        h = self.embedding(ids).mean(1)
+        out = torch.zeros_like(h)
+        for expert, one in enumerate((torch.tanh, torch.sin)):
+            (which,) = torch.where(ids[:, 0] % 2 == expert)
+            out = out.index_add(0, which, one(self.inner(h[which])))
+        return out
+
+
+@pytest.mark.parametrize("kind", [WithoutPadding, WithoutPaddingByIndex, ByLength, ByLengthInPython, Routed])
+def test_rows_that_follow_the_data_are_found_in_a_batch_that_shows_nothing(kind):
+    engine = engine_of(kind())
+    innocent = torch.tensor([[2, 4, 1, 3], [2, 8, 8, 4], [4, 1, 6, 2], [2, 5, 3, 7]])
+    assert_right(engine, (innocent, CLASSES))
+    assert isinstance(engine._way, Rows)
+    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
+
+
+class EndOfSequence(Tokens):
+    """Picks one token of each sample, after all layers or before the last."""
+
+    before = False
+
+    def forward(self, ids):
+        last = (ids != 0).sum(1) - 1
+        h = torch.tanh(self.inner(self.embedding(ids)))
+        if self.before:
+            return self.head(h[torch.arange(len(ids)), last])
+        return self.head(h)[torch.arange(len(ids)), last]
+
+
+class Backwards(Tokens):
+    """Reorders features and tokens, but no samples."""
+
+    def hidden(self, ids):
+        order = torch.tensor([3, 1, 0, 2])
+        h = self.embedding(ids)[:, order]
+        h[ids == 0] = 0.0
+        return self.inner(h[..., torch.tensor([4, 3, 2, 1, 0])]).mean(1)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_picking_a_token_of_each_sample_keeps_books(before):
+    model = EndOfSequence()
+    model.before = before
+    engine = engine_of(model)
+    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
+    assert isinstance(engine._way, Books)
+
+
+def test_reordering_within_samples_keeps_books():
+    engine = engine_of(Backwards())
+    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES))
+    assert isinstance(engine._way, Books)
+
+
+# (what is done with an input (4, 3) before a layer reads it, whether it picks rows by the data)
+CHOICES = {
+    "sort of samples": (lambda x: x.sort(0)[0], True),
+    "sort of features": (lambda x: x.sort(1)[0], False),
+    "largest of samples": (lambda x: x.topk(4, 0)[0], True),
+    "largest of features": (lambda x: x.topk(3, 1)[0], False),
+    "gather of samples": (lambda x: x.gather(0, x.argsort(0)), True),
+    "gather of features": (lambda x: x.gather(1, x.argsort(1)), False),
+    "mask": (lambda x: x[x[:, 0] > -9], True),
+    "mask of values": (lambda x: x.masked_fill(x > 0, 0.0), False),
+    "some set to a constant": (lambda x: x.index_put((x[:, 0] > 0,), torch.tensor(0.0)), False),
+    "distinct": (lambda x: x.unique(dim=0), True),
+    "repeated": (lambda x: x.repeat_interleave((x[:, 0] > -9).long(), 0), True),
+    "repeated evenly": (lambda x: x.repeat_interleave(1, 0), False),
+    "fixed order of samples": (lambda x: x[torch.tensor([1, 0, 2, 3])], True),
+    "order of samples as it is": (lambda x: x[torch.arange(4)], False),
+    "scattered": (lambda x: torch.zeros_like(x).scatter_add(0, x.argsort(0), x), True),
+    "copied by a view": (lambda x: torch.zeros(4, 3).index_copy_(0, x[:, 0].argsort(), x), True),
+    "through a buffer": (lambda x: torch.empty(4, 3).copy_(x)[torch.tensor([1, 0, 2, 3])], True),
+    "table by data": (lambda x: torch.arange(12.0).view(4, 3)[(x[:, 0] > 0).long()], False),
+    "largest of all": (lambda x: x / x.max().item(), False),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_operations_that_pick_rows_by_data(name):
+    before, picks = CHOICES[name]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.layer(before(x))
+
+    model = Model()
+    assert (rows_by_data(model, [model.layer], [], torch.randn(4, 3)) is not None) == picks
+
+
+class InChunks(nn.Module):
+    def __init__(self, flat):
+        super().__init__()
+        self.layer, self.flat = nn.Linear(5, 3), flat
+
+    def forward(self, x):
+        if self.flat:  # 4 tokens of 4 samples at a time, so that their number is a multiple of that of samples
+            return torch.cat([self.layer(part.flatten(0, 1)).view(-1, 4, 3) for part in x.split(4)]).mean(1)
+        return torch.cat([self.layer(part) for part in x.split(4)]).mean(1)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_chunks_of_samples_are_found_in_a_whole_batch(flat):
+    x, y = torch.randn(8, 4, 5).double(), torch.randint(3, (8,))
+    assert_right(engine_of(InChunks(flat)), (x, y))
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.places = nn.Linear(3, 5), nn.Linear(5, 3), nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inner(x) + self.places[: x.shape[1]]).mean(1))
+
+
+def test_positions_of_which_some_are_taken():
+    engine = engine_of(Positions())
+    for samples in (3, 8):
+        assert_right(engine, (torch.randn(samples, 4, 3).double(), torch.randint(3, (samples,))))
+
+
+# Parameters without a gradient among the samples that are compared first
+
+
+class Rare(nn.Module):
+    """Uses a layer's weight once more, in samples of one kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head, self.linear = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        rare = self.head(torch.tanh(self.inner(x) @ self.inner.weight))
+        return self.linear(x) + torch.relu(x[:, :1]) * rare
+
+
+def test_a_use_that_the_first_samples_do_not_have():
+    x, y = torch.randn(6, 6).double(), torch.randint(3, (6,))
+    x[:3, 0], x[3:, 0] = -1, 1
+    assert_right(engine_of(Rare()), (x, y))
+
+
+class Turning(nn.Module):
+    """Comes to use a weight without its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.turned = nn.Linear(4, 3), False
+
+    def forward(self, x):
+        return F.linear(x, 2 * self.layer.weight) if self.turned else self.layer(x)
+
+
+def test_a_model_whose_books_become_wrong_is_stopped():
+    model = Turning()
+    engine = engine_of(model)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    points = [Point(1.0, engine.flat.vector)]
+    engine.record(points, x, y)
+    model.turned = True
+    for _ in range(2):
+        engine.record(points, x, y)
+    # The fourth batch is compared.
+    with pytest.raises(UserError, match=r"right in its first batches.*what was released before is in doubt"):
+        engine.record(points, x, y)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_broken_samples_hide_nothing(turned):
+    model = Turning()
+    model.turned = turned
+    engine = engine_of(model)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    x[4] = torch.nan
+    engine._way = Books(1)
+    engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(engine._way, Rows if turned else Books)
+
+
+def test_samples_that_were_made_up_do_not_settle_the_way():
+    model = Turning()
+    model.turned = True
+    engine = engine_of(model)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    engine._way, engine._batches = Books(1), 1
+    engine.compare_anew()
+    assert_right(engine, (x, y))
+
+
+# Random draws
+
+
+class Drawing(nn.Module):
+    """Two layers and what a draw does between them, in training mode."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.inner, self.head, self.between = nn.Linear(6, 6), nn.Linear(6, 3), between
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x))
+        return self.head(self.between(self, x, h) if self.training else h)
+
+
+def drop_connect(model, x, h):
+    return torch.tanh(F.linear(x, F.dropout(model.inner.weight, 0.3), model.inner.bias))
+
+
+def weight_noise(model, x, h):
+    return torch.tanh(F.linear(x, model.inner.weight * (1 + 0.1 * torch.randn_like(model.inner.weight))))
+
+
+@pytest.mark.parametrize("between", [drop_connect, weight_noise])
+def test_a_weight_that_is_used_without_its_layer_in_training_alone(between):
+    engine = engine_of(Drawing(between).train())
+    x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
+    points = [Point(1.0, engine.flat.vector)]
+    tape = engine.record(points, x, y)
+    own = tape.weighted_sum(torch.ones(1, 4).double())[: engine.model.inner.weight.numel()]
+    assert isinstance(engine._way, Rows)
+    assert own.norm() > 0.01
+
+
+def mixup(model, x, h):
+    return 0.5 * h + 0.5 * h.roll(1, 0) if torch.rand(()) < 0.3 else h
+
+
+def mixup_of_python(model, x, h):
+    return 0.5 * h + 0.5 * h.roll(1, 0) if random.random() < 0.9 else h
+
+
+def cut_mix(model, x, h):
+    return 0.5 * h + 0.5 * h[torch.randperm(len(h))] if torch.bernoulli(torch.tensor(0.1)) else h
+
+
+def of_the_next(model, x, h):
+    following = torch.cat([h[1:], h[-1:]])
+    return F.dropout(h, 0.1) + 0.1 * following
+
+
+def through_a_gate_of_zero(model, x, h):
+    return F.dropout(h + (h - h.mean(0)) @ model.gate, 0.1)
+
+
+@pytest.mark.parametrize("between", [mixup, mixup_of_python, cut_mix, of_the_next, through_a_gate_of_zero])
+def test_mixing_beside_draws_changes_no_other_sample(between):
+    model = Drawing(between).train()
+    model.gate = nn.Parameter(torch.zeros(6, 6))
+    engine = engine_of(model)
+    x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
+    other = x.clone()
+    other[3] = 100.0
+    points = [Point(1.0, engine.flat.vector)]
+    engine.record(points, x, y)
+    with torch.no_grad():
+        model.gate.add_(1.0)
+    for seed in range(20):
+        norms = []
+        for samples in (x, other):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            norms.append(engine.record(points, samples, y).norms()[0, :3])
+        assert torch.equal(*norms)
+
+
+def drop_path(model, x, h):
+    return x + h * x.new_empty(len(x), 1).bernoulli_(0.8) / 0.8
+
+
+def gumbel(model, x, h):
+    return h * F.gumbel_softmax(x, dim=1)
+
+
+HARMLESS = {
+    "dropout": lambda model, x, h: F.dropout(h, 0.4),
+    "dropout of features": lambda model, x, h: F.dropout1d(h.unsqueeze(2), 0.4).squeeze(2),
+    "drop path": drop_path,
+    "noise": lambda model, x, h: h + torch.randn_like(h),
+    "uniform noise": lambda model, x, h: h * torch.empty_like(h).uniform_(0.5, 1.5),
+    "gumbel": gumbel,
+    "layer drop": lambda model, x, h: h if torch.rand(()) < 0.5 else x,
+    "layer drop of python": lambda model, x, h: h if random.random() < 0.5 else x,
+    "attention": lambda model, x, h: F.scaled_dot_product_attention(
+        *(h.view(-1, 1, 2, 3),) * 3, dropout_p=0.3
+    ).reshape_as(h),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_draws_that_mix_nothing_keep_books(name):
+    engine = engine_of(Drawing(HARMLESS[name]).train())
+    x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
+    engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(engine._way, Books)
+
+
+def test_draws_that_can_not_be_held_still_make_no_books():
+    engine = engine_of(Drawing(lambda model, x, h: torch.poisson(h.exp()) * h).train())
+    with pytest.warns(UserWarning, match="random numbers by poisson"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert isinstance(engine._way, Rows)
+
+
+PROBABILITIES = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
+# (a draw, what it is at the level 0.5)
+DRAWS = {
+    "rand": (lambda: torch.rand(2, 3), torch.full((2, 3), 0.5)),
+    "rand_like": (lambda: torch.rand_like(torch.zeros(2)), torch.full((2,), 0.5)),
+    "uniform_": (lambda: torch.zeros(2).uniform_(1, 3), torch.full((2,), 2.0)),
+    "randn": (lambda: torch.randn(3), torch.zeros(3)),
+    "normal_": (lambda: torch.zeros(3).normal_(4, 2), torch.full((3,), 4.0)),
+    "normal": (lambda: torch.normal(torch.tensor([1.0, 2.0]), 3.0), torch.tensor([1.0, 2.0])),
+    "exponential_": (lambda: torch.zeros(2).exponential_(2), torch.full((2,), 0.34657359)),
+    "bernoulli": (lambda: torch.bernoulli(torch.tensor([0.4, 0.6])), torch.tensor([0.0, 1.0])),
+    "bernoulli_": (lambda: torch.zeros(2).bernoulli_(0.6), torch.ones(2)),
+    "randint": (lambda: torch.randint(2, 8, (2,)), torch.tensor([5, 5])),
+    "random_": (lambda: torch.zeros(2, dtype=torch.long).random_(0, 10), torch.tensor([5, 5])),
+    "randperm": (lambda: torch.randperm(4), torch.tensor([2, 3, 0, 1])),
+    "multinomial": (lambda: torch.multinomial(PROBABILITIES, 1), torch.tensor([[1], [0]])),
+    "dropout": (lambda: F.dropout(torch.ones(3), 0.4), torch.full((3,), 1 / 0.6)),
+    "with a generator": (lambda: torch.rand(2, generator=torch.Generator()), torch.full((2,), 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_their_quantile(name):
+    draw, want = DRAWS[name]
+    state = torch.get_rng_state()
+    with held_still(0.5) as draws:
+        torch.testing.assert_close(draw(), want)
+    assert draws.drew
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_decisions_fall_both_ways_at_the_levels():
+    for p in (0.05, 0.3, 0.7, 0.95):
+        decisions = []
+        for level in LEVELS:
+            with held_still(level):
+                decisions.append(bool(torch.rand(()) < p))
+        assert set(decisions) == {True, False}
+
+
+def test_draws_of_python_and_numpy_go_on_as_before():
+    random.seed(1)
+    first = random.random()
+    random.seed(1)
+    with held_still(0.5):
+        one = random.random()
+    with held_still(0.5):
+        assert random.random() == one
+    assert random.random() == first
+
+
+def test_a_pass_without_draws_is_told_apart():
+    x = torch.randn(1, 1, 2, 3)
+    with LevelDraws(0.5) as draws:
+        F.scaled_dot_product_attention(x, x, x)
+        torch.zeros(2).sum()
+    assert not draws.drew
+    with pytest.raises(UnknownDraw), LevelDraws(0.5):
+        torch.poisson(torch.ones(2))
+
+
+# Losses and passes with effects
+
+
+def regularised(model):
+    return lambda outputs, targets: (
+        cross_entropy(outputs, targets) + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())
+    )
+
+
+def test_a_loss_that_reads_parameters_keeps_that_part():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    assert_right(engine_of(model, regularised(model)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+def test_seeds_are_not_shared_where_a_loss_reads_parameters():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(4, 6), torch.randint(3, (4,))
+    plain = FusedGradients(model, FlatParameters(model), cross_entropy)
+    assert plain.objection(x, y) is None
+    fused = FusedGradients(model, FlatParameters(model), regularised(model))
+    assert fused.objection(x, y) == "the model keeps no books of its gradients"
+
+
+class Renormalising(Tokens):
+    def hidden(self, ids):
+        return F.embedding(ids, self.embedding.weight, max_norm=0.5).mean(1)
+
+
+class Shrinking(Tokens):
+    def hidden(self, ids):
+        self.inner.weight.data = self.inner.weight.data * 0.9
+        return self.inner(self.embedding(ids)).mean(1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Renormalising, "embedding.weight"), (Shrinking, "inner.weight")])
+def test_a_pass_that_changes_parameters_is_refused(kind, name):
+    engine = engine_of(kind())
+    before = engine.flat.vector.clone()
+    with pytest.raises(UserError, match=f"changes its parameter '{name}'"):
+        engine.record([Point(1.0, engine.flat.vector)], TOKENS, CLASSES)
+    assert torch.equal(engine.flat.vector, before)
+
+
+class Asserting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        h = self.layer(x)
+        scaled = h * self.scale
+        assert scaled.shape == h.shape
+        return scaled
+
+
+class WithALock(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.lock = threading.Lock()
+
+
+class WithoutAGraph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.inner(x)
+        return self.head(torch.tanh(self.inner(x) - 0.5 * target))
+
+
+@pytest.mark.parametrize("kind", [Asserting, WithALock, WithoutAGraph])
+def test_models_that_the_comparison_stumbles_over(kind):
+    assert_right(engine_of(kind().train()), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+def test_sequences_without_tokens():
+    class Summing(Tokens):
+        def hidden(self, ids):
+            return torch.tanh(self.inner(self.embedding(ids))).sum(1)
+
+    assert_right(engine_of(Summing()), (TOKENS, CLASSES), (TOKENS[:, :0], CLASSES))
+
+
+def test_a_loss_that_is_no_value_per_sample_is_refused():
+    engine = engine_of(nn.Linear(6, 3), lambda outputs, targets: F.cross_entropy(outputs, targets))
+    with pytest.raises(UserError, match=r"the loss of . rows has shape \(\)"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+
+
+def test_parameters_that_can_not_be_one_vector_are_refused():
+    with pytest.raises(UserError, match="no shape yet"):
+        FlatParameters(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(UserError, match="no parameters to train"):
+        FlatParameters(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(UserError, match="some parameters are float32 and some float64"):
+        FlatParameters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+
+
+# Norms of parts that cancel
+
+
+class Difference(nn.Module):
+    """A layer of two inputs that nearly agree, or both as tokens of one call."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(64, 64, bias=False), calls
+
+    def forward(self, x):
+        if self.calls == 1:
+            h = self.layer(x)
+            return (h[:, 0] - h[:, 1]).sum(1)
+        return (self.layer(x[:, 0]) - self.layer(x[:, 1])).sum(1)
+
+
+def difference(calls, scale):
+    model = Difference(calls)
+    engine = PerSampleGradients(
+        model, FlatParameters(model), lambda outputs, _: outputs, strategies=frozenset({"gram"})
+    )
+    base = scale * torch.randn(24, 1, 64)
+    x = torch.cat([base, base + 0.05 * torch.randn(24, 1, 64)], 1)
+    return engine, x, torch.zeros(24)
+
+
+def largest_clipped(engine, x, y):
+    """Norm of one sample's part of the sum that is clipped to 1, the largest of all samples."""
+    points = [Point(1.0, engine.flat.vector)]
+    clip = lambda norms: (1 / norms).clamp(max=1)  # noqa: E731
+    parts = [engine.clipped_sum(points, [(x[i : i + 1], y[i : i + 1])], clip).total.norm() for i in range(len(x))]
+    return float(torch.stack(parts).max())
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_no_sample_exceeds_its_bound_where_its_parts_cancel(calls, scale):
+    engine, x, y = difference(calls, scale)
+    assert largest_clipped(engine, x, y) < 1.002
+    found = engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], torch.ones_like)
+    want = 8 * (x[:, 0].double() - x[:, 1].double()).norm(dim=1)
+    torch.testing.assert_close(found.norms.double(), want, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_inner_products_in_single_precision_would_let_samples_exceed_it(calls, monkeypatch):
+    monkeypatch.setattr("dpbench.gradients.tape.CANCELLING", 0.0)
+    assert largest_clipped(*difference(calls, 1000.0)) > 1.5
+
+
+def test_seeds_that_share_a_pass_have_norms_as_exact():
+    engine, x, y = difference(2, 1000.0)
+    vectors = [engine.flat.vector + 0.1 * torch.randn_like(engine.flat.vector) for _ in range(2)]
+    fused = FusedGradients(engine.model, engine.flat, engine.loss, strategies=frozenset({"gram"}))
+    clip = lambda norms: (1 / norms).clamp(max=1)  # noqa: E731
+    requests = [Request(engine, [Point(1.0, vector)], [(x, y)], clip) for vector in vectors]
+    want = 8 * (x[:, 0].double() - x[:, 1].double()).norm(dim=1)
+    for found in fused.clipped_sums(requests):
+        torch.testing.assert_close(found.norms.double(), want, rtol=1e-4, atol=0)
+
+
+def test_no_warning_where_books_are_kept():
+    engine = engine_of(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_right(engine, (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+    assert isinstance(engine._way, Books)
