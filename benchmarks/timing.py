@@ -188,7 +188,8 @@ def time_case(case: Case, engines: Iterable[str], settings: Settings) -> dict[st
     threshold = comparison.reference.threshold
     contenders = Contenders(case.device)
     for name in names:
-        contenders.add(name, partial(comparison.checked, name), warmups=0)
+        warmups = WARMUPS if name == DPBENCH or name in DPSGD_OF else 0
+        contenders.add(name, partial(comparison.checked, name), warmups=warmups)
     for name in steps:
         contenders.add(name, partial(_step, name, case, threshold), warmups=WARMUPS)
     bases = dict.fromkeys(names, NON_PRIVATE) | dict.fromkeys(steps, NON_PRIVATE_STEP)

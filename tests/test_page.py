@@ -318,6 +318,15 @@ def test_eps_that_is_not_proven_is_said_to_be_none(world):
     assert "The run is (0.987" not in text
 
 
+def test_gradients_without_noise_in_a_record_are_named_beside_the_guarantee(world):
+    folder = record(world.results, NEW, 0, 60)
+    assert "gradients.npz" not in check(world.page()).text
+    config = json.loads((folder / "config.yaml").read_text())
+    config["record_coordinates"] = 10
+    (folder / "config.yaml").write_text(json.dumps(config))
+    assert "does not hold for gradients.npz" in check(world.page()).text
+
+
 def test_hostile_text_of_a_record_is_text(world):
     folder = record(world.results, NEW, 0, 60, "failed", reason=HOSTILE)
     config = json.loads((folder / "config.yaml").read_text())

@@ -88,10 +88,12 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
             if any(mixes_samples(copy, losses, level, inputs, targets) for level in levels):
                 return Settled(engine.one_by_one(), "in a batch, the loss of a sample depends on other samples")
         candidates: list[tuple[Way, Way]] = []
-        with held_still(LEVELS[0]):
-            complaint = rows_by_data(
-                copy, twin.layers, twin.direct, inputs.flatten(0, 1) if engine.views > 1 else inputs
-            )
+        rows = inputs.flatten(0, 1) if engine.views > 1 else inputs
+        try:
+            with held_still(LEVELS[0]):
+                complaint = rows_by_data(copy, twin.layers, twin.direct, rows)
+        except Exception as error:  # it can't be followed, perhaps because it is compiled
+            complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
             ways = [Books(leading) for leading in (LEADING if twin.direct else LEADING[:1])]
             candidates += zip(ways, ways, strict=True)

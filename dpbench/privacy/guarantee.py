@@ -53,10 +53,17 @@ def promise(
         if correlated
         else ""
     )
+    # 1/N itself is common, and may be a little more in floating point.
+    weak = (
+        f" Of a delta above 1/{size} little is promised: publishing one sample as it is would keep to it."
+        if delta * size > 1 + 1e-9
+        else ""
+    )
     return (
         f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model at every one of "
         f"its {steps} steps. It protects each of the {size} training samples by itself (neighbouring data sets: "
-        f"{scheme.neighbouring}). Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}.{also}{together}"
+        f"{scheme.neighbouring}). Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
+        f"{also}{together}{weak}"
     )
 
 

@@ -24,8 +24,8 @@ from PIL import Image
 
 from dpbench.claims.computed import Style
 from dpbench.claims.draw import numeric
+from dpbench.report import compact_svg, palette, ranking
 from dpbench.report import legend as legends
-from dpbench.report import palette, ranking
 from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
@@ -64,7 +64,7 @@ STYLE: Any = {
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = "".join(map(inspect.getsource, (sys.modules[__name__], legends, palette, ranking)))
+    program = "".join(map(inspect.getsource, (sys.modules[__name__], compact_svg, legends, palette, ranking)))
     return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
 
 
@@ -78,7 +78,7 @@ def files_of(picture: Picture) -> tuple[bytes, bytes]:
         figure.savefig(png, format="png", dpi=PIXELS)
     small = io.BytesIO()
     Image.open(png).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return svg.getvalue(), small.getvalue()
+    return compact_svg.compact(svg.getvalue()), small.getvalue()
 
 
 def draw(picture: Picture) -> Figure:

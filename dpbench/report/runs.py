@@ -183,6 +183,8 @@ class Configuration:
             accountant=str(ledger["accountant"]),
             size=int(size),
         )
+        if self.config.get("record_coordinates"):
+            text += " It does not hold for gradients.npz in the record, which has gradients without noise."
         published, search = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
         if search is not None:
             return f"{text} {of_search(float(self.config['privacy']['search_runs']), float(search))}"
