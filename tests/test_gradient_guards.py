@@ -100,6 +100,13 @@ class ByLengthInPython(Tokens):
         return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
 
 
+class ByLengthNumberByNumber(Tokens):
+    def hidden(self, ids):
+        lengths = (ids != 0).sum(1)
+        order = torch.tensor(sorted(range(len(ids)), key=lambda i: -int(lengths[i])))
+        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
+
+
 class Routed(Tokens):
     """A mixture of experts: each sample goes to one of two layers."""
 
@@ -112,7 +119,9 @@ class Routed(Tokens):
         return out
 
 
-@pytest.mark.parametrize("kind", [WithoutPadding, WithoutPaddingByIndex, ByLength, ByLengthInPython, Routed])
+@pytest.mark.parametrize(
+    "kind", [WithoutPadding, WithoutPaddingByIndex, ByLength, ByLengthInPython, ByLengthNumberByNumber, Routed]
+)
 def test_rows_that_follow_the_data_are_found_in_a_batch_that_shows_nothing(kind):
     engine = engine_of(kind())
     innocent = torch.tensor([[2, 4, 1, 3], [2, 8, 8, 4], [4, 1, 6, 2], [2, 5, 3, 7]])
@@ -163,6 +172,10 @@ def test_reordering_within_samples_keeps_books():
 CHOICES = {
     "sort of samples": (lambda x: x.sort(0)[0], True),
     "sort of features": (lambda x: x.sort(1)[0], False),
+    "stable sort of samples": (lambda x: x.sort(dim=0, stable=True)[0], True),
+    "stable sort of features": (lambda x: x.sort(dim=1, stable=True)[0], False),
+    "samples as a table": (lambda x: F.embedding(x[:, 0].argsort(), x), True),
+    "take": (lambda x: x.take(x.argsort(0)), True),
     "largest of samples": (lambda x: x.topk(4, 0)[0], True),
     "largest of features": (lambda x: x.topk(3, 1)[0], False),
     "gather of samples": (lambda x: x.gather(0, x.argsort(0)), True),
@@ -176,7 +189,9 @@ CHOICES = {
     "fixed order of samples": (lambda x: x[torch.tensor([1, 0, 2, 3])], True),
     "order of samples as it is": (lambda x: x[torch.arange(4)], False),
     "scattered": (lambda x: torch.zeros_like(x).scatter_add(0, x.argsort(0), x), True),
-    "copied by a view": (lambda x: torch.zeros(4, 3).index_copy_(0, x[:, 0].argsort(), x), True),
+    "copied to other places": (lambda x: torch.zeros(4, 3).index_copy_(0, torch.tensor([1, 0, 3, 2]), x), True),
+    "put to other places": (lambda x: torch.zeros(4, 3).index_put_((torch.tensor([1, 0, 3, 2]),), x), True),
+    "fixed table of features": (lambda x: torch.eye(3)[torch.tensor([2, 0, 1])][0] * x, False),
     "through a buffer": (lambda x: torch.empty(4, 3).copy_(x)[torch.tensor([1, 0, 2, 3])], True),
     "table by data": (lambda x: torch.arange(12.0).view(4, 3)[(x[:, 0] > 0).long()], False),
     "largest of all": (lambda x: x / x.max().item(), False),

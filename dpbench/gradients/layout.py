@@ -12,18 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-# Operations that give as many rows as the data say.
-COUNTED_BY_DATA = {
-    "_pack_padded_sequence", "_unique", "_unique2", "masked_select", "nonzero", "nonzero_static", "unique_consecutive",
-    "unique_dim",
+# Operations whose rows are as many, or in such places, as the data say.
+BY_DATA = {
+    "_pack_padded_sequence", "_unique", "_unique2", "masked_scatter", "masked_select", "nonzero", "nonzero_static",
+    "take", "unique_consecutive", "unique_dim",
 }  # fmt: skip
-# Operations that put rows in the order of their values, with the place of the dimension among their arguments.
-ORDERED_BY_DATA = {"sort": 1, "topk": 2, "kthvalue": 2, "msort": -1}
-# Operations that pick or place rows by indices along a dimension, with the places of dimension and indices.
-PICKED = {
-    "index_select": (1, 2), "gather": (1, 2), "scatter": (1, 2), "scatter_add": (1, 2), "scatter_reduce": (1, 2),
-    "index_add": (1, 2), "index_copy": (1, 2),
-}  # fmt: skip
+# Operations that put what is along a dimension in the order of its values.
+ORDERED_BY_DATA = {"kthvalue", "sort", "topk"}
+# Operations that pick what is along a dimension by indices, and those that place it so.
+PICKED = {"gather", "index_select"}
+PLACED = {"index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce"}
 
 
 class RowChoices(TorchDispatchMode):
@@ -43,6 +41,8 @@ class RowChoices(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.first: str | None = None
         self.read_by_python = False
+        self._rows = len(inputs)
+        self._numbers_read = 0
         self._of_data: dict[int, Tensor] = {}  # by address; kept, so that no address is used twice
         self._follow(inputs)
 
@@ -68,26 +68,31 @@ class RowChoices(TorchDispatchMode):
 
     def _chooses(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         name = func._schema.name.removeprefix("aten::")
-        name = name.removesuffix("_") if not name.startswith("_") else name
-        names = [argument.name for argument in func._schema.arguments]
-        defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-        given = [*args, *(kwargs.get(key, defaults[key]) for key in names[len(args) :])]
-        if name in COUNTED_BY_DATA or (name == "repeat_interleave" and self.is_of_data(given[-2])):
+        name = name if name.startswith("_") else name.removesuffix("_")
+        given: dict[str, Any] = {argument.name: argument.default_value for argument in func._schema.arguments}
+        given |= dict(zip(given, args, strict=False)) | kwargs
+        if name == "_local_scalar_dense":
+            self._numbers_read += 1
+            self.read_by_python |= self._numbers_read >= self._rows
+        if name in BY_DATA or (name == "repeat_interleave" and self.is_of_data(given["repeats"])):
             return True
-        rows = given[0]
+        if name == "embedding":  # rows of data as a table
+            return self.is_of_data(given["weight"]) and not self._in_order(given["indices"], len(given["weight"]))
+        rows = given.get("self")
         if not isinstance(rows, Tensor) or rows.dim() == 0:
             return False
         if name in ORDERED_BY_DATA:
-            place = ORDERED_BY_DATA[name]
-            return place < 0 or given[place] % rows.dim() == 0
-        if name in PICKED:
-            dimension, indices = (given[place] for place in PICKED[name])
-            return self.is_of_data(rows) and dimension % rows.dim() == 0 and not self._in_order(indices, len(rows))
-        if name in ("index", "index_put"):
-            filled = name == "index_put" and given[2].numel() == 1  # one value for all of them moves none
-            by = given[1][0] if given[1] else None
-            return by is not None and not filled and self.is_of_data(rows) and not self._in_order(by, len(rows))
-        return False
+            return bool(given["dim"] % rows.dim() == 0)
+        if name in PICKED | PLACED:
+            picks = given["dim"] % rows.dim() == 0 and not self._in_order(given["index"], len(rows))
+        elif name in ("index", "index_put"):
+            filled = name == "index_put" and given["values"].numel() == 1  # one value for all of them moves none
+            by = given["indices"][0] if given["indices"] else None
+            picks = by is not None and not filled and not self._in_order(by, len(rows))
+        else:
+            return False
+        # A table that has nothing to do with the data may be read in any order.
+        return picks and (name in PLACED or name == "index_put" or self.is_of_data(rows))
 
     def _in_order(self, indices: Tensor, rows: int) -> bool:
         """Whether indices along dimension 0 name each row once, in order, as ``x[torch.arange(len(x)), last]`` does."""
