@@ -146,6 +146,18 @@ def test_the_findings_of_dp_pmlf_have_the_numbers_of_their_records(grids):
     assert all(name in of or name.startswith(("*printed", "---")) for name in shown)
 
 
+def test_the_findings_of_dp_pmlf_have_the_ends_of_its_curves(grids):
+    (grid,) = (grid for grid in grids if grid.artefact.where == "dp_pmlf/figure_5.yaml")
+    found: dict[str, list[str]] = {}
+    for entry in grid.entries.values():
+        if entry.cell.at["data"] in ("MNIST", "F-MNIST"):
+            found.setdefault(entry.cell.at["method"], []).append(entry.ours.partition(" (")[0])
+    text = (ROOT / "docs" / "findings" / "dp_pmlf.md").read_text()
+    shown = table_rows(text.partition("\n| Figure 5 | MNIST | F-MNIST |")[2].partition("\n\n")[0].partition("\n")[2])
+    shown.pop("---")
+    assert shown == found
+
+
 def test_the_page_of_the_panels_has_the_bounds_of_its_audits():
     bounds = {
         audit["config"]["algo"]["name"]: [f"{one['eps_at_least']:.2f}" for one in audit["findings"]]

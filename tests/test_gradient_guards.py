@@ -428,6 +428,7 @@ def test_draws_that_can_not_be_held_still_make_no_books():
     assert isinstance(engine._way, Rows)
 
 
+ONE = torch.ones(())
 PROBABILITIES = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
 # (a draw, what it is at the level 0.5)
 DRAWS = {
@@ -501,6 +502,13 @@ def regularised(model):
 def test_a_loss_that_reads_parameters_keeps_that_part():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     assert_right(engine_of(model, regularised(model)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), lambda: torch.poisson(ONE)])
+def test_seeds_are_not_shared_where_a_model_draws(draw):
+    model = Drawing(lambda model, x, h: h * float(draw())).train()
+    fused = FusedGradients(model, FlatParameters(model), cross_entropy)
+    assert "draws random numbers" in (fused.objection(torch.randn(4, 6), torch.randint(3, (4,))) or "")
 
 
 def test_seeds_are_not_shared_where_a_loss_reads_parameters():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.draws import UnknownDraw
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
@@ -26,8 +27,8 @@ from dpbench.gradients.summands import Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
-    consumes_randomness,
     deviation,
+    draws_at_random,
     moved,
     out_of_memory,
     undisturbed_copy,
@@ -98,7 +99,7 @@ class FusedGradients(PerSampleGradients):
         for layer, forward in self._layers:
             if forward not in BY_SEED:
                 return f"{type(layer).__name__} takes one seed at a time"
-        if consumes_randomness(lambda: sample_losses(self.model, self.loss, inputs[:1], targets[:1], self.views)):
+        if self._draws(inputs[:1], targets[:1]):
             return "the model draws random numbers, which each seed has its own of"
         point = [Point(1.0, self.flat.vector)]
         if not isinstance(self.way(point, inputs, targets), Books):
@@ -112,6 +113,17 @@ class FusedGradients(PerSampleGradients):
             if out_of_memory(error):
                 raise
             return f"{type(error).__name__}: {error}"
+
+    def _draws(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether the model draws random numbers."""
+
+        def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+            return sample_losses(self.model, self.loss, inputs, targets, self.views)
+
+        try:
+            return draws_at_random(self.model, losses, inputs, targets)
+        except UnknownDraw:
+            return True
 
     def _compared(self, copy: torch.nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
         twin = FusedGradients(copy, FlatParameters(copy), self.loss, views=self.views)

@@ -194,19 +194,6 @@ def mixes_samples(model: nn.Module, losses: Losses, level: float, inputs: Tensor
     return False
 
 
-def consumes_randomness(losses: Callable[[], Tensor]) -> bool:
-    """Whether computing the losses of a model draws from torch's generators, whatever becomes of the numbers."""
-    devices = range(torch.cuda.device_count())
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-
-        def states() -> list[Tensor]:
-            return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-
-        before = states()
-        losses()
-        return not all(torch.equal(*pair) for pair in zip(before, states(), strict=True))
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

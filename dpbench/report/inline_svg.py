@@ -8,14 +8,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-SVG = "{http://www.w3.org/2000/svg}"
-LINK = "{http://www.w3.org/1999/xlink}href"
+from dpbench.report.compact_svg import LINK, WITHIN
+from dpbench.report.compact_svg import SVG as NAMESPACE
+
+SVG = f"{{{NAMESPACE}}}"
 # What only draws. Scripts, styles that would hold for the whole page, pages within the picture and metadata stay out.
 DRAWS = {
     "svg", "g", "defs", "symbol", "use", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text",
     "tspan", "title", "desc", "clipPath", "marker", "pattern", "linearGradient", "radialGradient", "stop",
 }  # fmt: skip
-WITHIN = re.compile(r"url\(#([^)]+)\)")
 LENGTH = re.compile(r"(?P<number>\d+(\.\d+)?)(px|pt|in|cm|mm)?")
 ELSEWHERE = re.compile(r"url\((?!#)[^)]*\)|@import|javascript:", re.IGNORECASE)
 
