@@ -4,6 +4,7 @@ import random
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -421,6 +422,26 @@ def test_draws_that_mix_nothing_keep_books(name):
     assert isinstance(engine._way, Books)
 
 
+def test_iterates_share_draws_of_python_and_numpy():
+    def scaled(model, x, h):
+        return h * random.random() + x * np.random.random()
+
+    engine = engine_of(Drawing(scaled).train())
+    x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
+    here, there = engine.flat.vector, engine.flat.vector + 0.1 * torch.randn_like(engine.flat.vector)
+
+    def total(*points):
+        random.seed(3)
+        np.random.seed(4)
+        tape = engine.record([Point(*point) for point in points], x, y)
+        return tape.weighted_sum(torch.ones(1, 4).double())
+
+    total((1.0, here), (1.0, there))  # settles the way
+    assert isinstance(engine._way, Books)
+    want = 1.5 * total((1.0, here)) - 0.5 * total((1.0, there))
+    torch.testing.assert_close(total((1.5, here), (-0.5, there)), want)
+
+
 def test_draws_that_can_not_be_held_still_make_no_books():
     engine = engine_of(Drawing(lambda model, x, h: torch.poisson(h.exp()) * h).train())
     with pytest.warns(UserWarning, match="random numbers by poisson"):
@@ -454,9 +475,10 @@ DRAWS = {
 def test_draws_are_their_quantile(name):
     draw, want = DRAWS[name]
     state = torch.get_rng_state()
-    with held_still(0.5) as draws:
+    with held_still(0.5) as drew:
+        assert not drew()
         torch.testing.assert_close(draw(), want)
-    assert draws.drew
+        assert drew()
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -478,6 +500,18 @@ def test_draws_of_python_and_numpy_go_on_as_before():
     with held_still(0.5):
         assert random.random() == one
     assert random.random() == first
+
+
+DRAWS_OF_OTHERS = [random.random, lambda: random.gauss(0, 1), np.random.random, np.random.standard_normal]
+
+
+@pytest.mark.parametrize("draw", DRAWS_OF_OTHERS)
+def test_draws_of_python_and_numpy_are_noticed(draw):
+    with held_still(0.5) as drew:
+        assert not drew()
+    with held_still(0.5) as drew:
+        draw()
+        assert drew()
 
 
 def test_a_pass_without_draws_is_told_apart():

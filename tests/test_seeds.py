@@ -1,6 +1,7 @@
 """Several seeds in one pass: what each gets is what it would have got alone, and none can change another."""
 
 import importlib
+import random
 from copy import deepcopy
 from io import StringIO
 
@@ -401,12 +402,19 @@ class Recurrent(nn.Module):
         return self.lstm(x.squeeze(1))[0].mean(1)
 
 
+class LayerDrop(nn.Sequential):
+    def forward(self, x):
+        x = x.flatten(1)
+        return self[0](x if random.random() < 0.5 else x.tanh())
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         (Scaled(), "'gain' is used outside"),
         (Recurrent(), "LSTM takes one seed at a time"),
         (nn.Sequential(nn.Flatten(), nn.Dropout(1e-6), nn.Linear(64, 10)), "draws random numbers"),
+        (LayerDrop(nn.Linear(64, 10)), "draws random numbers"),
     ],
 )
 def test_models_that_can_not_share_a_pass_say_why(model, reason):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from statistics import NormalDist
 from typing import Any
@@ -70,21 +70,58 @@ class LevelDraws(TorchDispatchMode):
         return func(*args, **(kwargs | {own: 0.0}))
 
 
+class Generators:
+    """The state of the global generators that a model may draw from: torch's, Python's and NumPy's."""
+
+    def __init__(self, devices: Iterable[torch.device | int]) -> None:
+        """As they are now.
+
+        Args:
+            devices: GPUs whose generators are meant too.
+        """
+        self._of_torch = torch.get_rng_state()
+        self._of_devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
+        self._of_python = random.getstate()
+        self._of_numpy = np.random.get_state()
+
+    def restore(self) -> None:
+        """Let them draw again what they have drawn since."""
+        torch.set_rng_state(self._of_torch)
+        for device, state in self._of_devices:
+            torch.cuda.set_rng_state(state, device)
+        random.setstate(self._of_python)
+        np.random.set_state(self._of_numpy)
+
+
 @contextmanager
-def held_still(level: float) -> Iterator[LevelDraws]:
+def held_still(level: float | None) -> Iterator[Callable[[], bool]]:
     """One pass of a model in which torch's draws are a quantile, and those of Python and NumPy begin anew.
 
     All generators are afterwards as they were.
+
+    Args:
+        level: of the quantile, between 0 and 1; None for a model that draws nothing, which is left alone.
+
+    Yields:
+        Whether anything was drawn so far.
     """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    random.seed(level)
-    np.random.seed(round(1000 * level))
+    if level is None:
+        yield lambda: False
+        return
+    before, seed = Generators(range(torch.cuda.device_count())), round(1000 * level)
+    random.seed(seed)
+    np.random.seed(seed)
+    begun = random.getstate()
+
+    def drew() -> bool:
+        of_numpy = np.random.RandomState(seed).random_sample() != np.random.random_sample()
+        return draws.drew or of_numpy or random.getstate() != begun
+
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), LevelDraws(level) as draws:
-            yield draws
+        with LevelDraws(level) as draws:
+            yield drew
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        before.restore()
 
 
 def _dropped_nothing(t: Tensor, p: float) -> tuple[Tensor, Tensor]:

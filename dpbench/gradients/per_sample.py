@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.draws import Generators
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
@@ -296,16 +297,18 @@ class PerSampleGradients:
     def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """What `record` gives, by a way that is not compared with anything."""
         summands: dict[Parameters, Summand] = {}
-        with _same_draws(inputs.device, len(points)) as again:
-            for weight, iterate in points:
-                again()
-                # Backward passes too read the parameters, so everything happens at the iterate.
-                with self.flat.at(iterate):
-                    if isinstance(way, Books):
-                        losses = self._keep_books(way, weight, len(points), inputs, targets, summands)
-                    else:
-                        losses, rows = way.gradients(inputs, targets)
-                        self._add_rows(rows.mul_(weight), summands)
+        devices = [inputs.device] if inputs.is_cuda else []
+        before = Generators(devices) if len(points) > 1 else None
+        for j, (weight, iterate) in enumerate(points):
+            if before is not None and j > 0:  # the same masks at all iterates
+                before.restore()
+            # Backward passes too read the parameters, so everything happens at the iterate.
+            with self.flat.at(iterate):
+                if isinstance(way, Books):
+                    losses = self._keep_books(way, weight, len(points), inputs, targets, summands)
+                else:
+                    losses, rows = way.gradients(inputs, targets)
+                    self._add_rows(rows.mul_(weight), summands)
         return Tape(losses.detach(), self.flat, summands, self._groups)
 
     def _keep_books(
@@ -369,20 +372,3 @@ def _repeated(recording: Recording, parameter: Tensor, leading: int) -> Tensor:
     if parameter.dim() > 1 and parameter.shape[0] == 1:
         return recording.expanded(parameter, recording.rows).squeeze(1)
     return recording.expanded(parameter, recording.rows, leading)
-
-
-@contextmanager
-def _same_draws(device: torch.device, points: int) -> Iterator[Callable[[], None]]:
-    """A function that sets torch's global generators back to where they are now, for the same masks at all iterates."""
-    if points == 1:
-        yield lambda: None
-        return
-    state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def again() -> None:
-        torch.set_rng_state(state)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
-
-    yield again

@@ -81,7 +81,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
 
     if (kept := keeps_of_samples(copy, losses, inputs, targets)) is not None:
         raise UserError(kept)
-    levels = LEVELS if draws_at_random(copy, losses, inputs, targets) else LEVELS[:1]
+    levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, losses, inputs, targets) else (None,)
     points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
@@ -90,7 +90,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
         candidates: list[tuple[Way, Way]] = []
         rows = inputs.flatten(0, 1) if engine.views > 1 else inputs
         try:
-            with held_still(LEVELS[0]):
+            with held_still(levels[0]):
                 complaint = rows_by_data(copy, twin.layers, twin.direct, rows)
         except Exception as error:  # it can't be followed, perhaps because it is compiled
             complaint = f"{type(error).__name__}: {error}"
@@ -110,9 +110,9 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
 
 
 def _problem(
-    twin: PerSampleGradients, way: Way, points: Sequence[Point], level: float, inputs: Tensor, targets: Tensor
+    twin: PerSampleGradients, way: Way, points: Sequence[Point], level: float | None, inputs: Tensor, targets: Tensor
 ) -> str | None:
-    """What is wrong with a way at a level of random draws, `UNDECIDED`, or None."""
+    """What is wrong with a way at a level of random draws, if the model draws; `UNDECIDED`; or None."""
     alone = twin.one_by_one().gradients
     references = [twin.flat.vector.new_zeros(len(twin.flat)) for _ in targets]
     for weight, iterate in points:

@@ -125,10 +125,10 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> bool:
-    """Whether a pass of a model draws from torch's generators."""
-    with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]) as draws:
+    """Whether a pass of a model draws from the generators of torch, Python or NumPy."""
+    with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]) as drew:
         losses(inputs, targets)
-    return draws.drew
+        return drew()
 
 
 def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
@@ -162,13 +162,13 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def mixes_samples(model: nn.Module, losses: Losses, level: float, inputs: Tensor, targets: Tensor) -> bool:
+def mixes_samples(model: nn.Module, losses: Losses, level: float | None, inputs: Tensor, targets: Tensor) -> bool:
     """Whether losses depend on a sample that is not their own, at the same random draws.
 
     Args:
         model: that of the losses.
         losses: in its mode.
-        level: of random draws.
+        level: of random draws; None for a model that draws nothing.
         inputs: of n samples, shape (n, ...).
         targets: of n samples.
     """
