@@ -16,7 +16,7 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.special import gammaln, logsumexp
 
 from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountants, calibrate, epsilon
-from dpbench.privacy.accountants import Account, coarse, discretisation, event, pass_multiplier
+from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
 from dpbench.privacy.closed_forms import composed_mu, gaussian_delta, gaussian_eps
 from dpbench.privacy.correlation import Tree
 from dpbench.privacy.ledger import releases_in
@@ -396,6 +396,17 @@ def test_a_coarse_plan_spends_a_little_more_by_dp_accounting_on_a_fine_grid(sche
         bounds.append(by_hand(RdpAccountant(), releases))
     found = epsilon(adp_plan(schedule, z), DELTA, "rdp", eps_scale=1.0)
     assert bounds[0] * (1 - 1e-6) <= found < 1.015 * bounds[1]
+
+
+@pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
+def test_the_orders_near_the_best_one_give_what_all_orders_give(scheme):
+    plan = Plan.of([Release(0.1, 0.9 + 0.1 * t) for t in range(2)], scheme)
+    relation = NeighboringRelation.REPLACE_ONE if scheme == FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
+    nearby = NearbyOrders(DELTA)
+    # The best order goes from the smallest to the largest, and back.
+    for factor in (3.0, 0.1, 1000.0, 1.0):
+        whole = RdpAccountant(neighboring_relation=relation).compose(event(plan.scaled(factor)))
+        assert nearby.epsilon(plan.scaled(factor)) == pytest.approx(whole.get_epsilon(DELTA), rel=1e-12)
 
 
 @pytest.mark.slow

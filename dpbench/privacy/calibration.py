@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dpbench import cache
 from dpbench.errors import UserError
-from dpbench.privacy.accountants import discretisation, epsilon, quick_bound
+from dpbench.privacy.accountants import NearbyOrders, discretisation, epsilon, quick_bound
 from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
 
@@ -90,9 +90,13 @@ def _bounds(plan: Plan, eps: float, delta: float, accountant: str) -> Iterator[_
     """Ever tighter bounds, each to start the search of the next, the last of them the one asked for."""
     yield _Bound(lambda z: quick_bound(plan.scaled(z), delta), 0.5, 0.03)
     step = 0.1
-    if len(plan.runs) > 1:
-        rough = {"eps_scale": 10 * eps, "excess": 2 * EXCESS}
-        yield _Bound(lambda z: epsilon(plan.scaled(z), delta, accountant, **rough), step, 0.01)
+    if len(plan.runs) > 1 and not plan.scheme.passes:
+        if accountant == "rdp":
+            nearby = NearbyOrders(delta)
+            yield _Bound(lambda z: nearby.epsilon(plan.scaled(z)), step, TOLERANCE)
+        else:
+            rough = {"eps_scale": 10 * eps, "excess": 2 * EXCESS}
+            yield _Bound(lambda z: epsilon(plan.scaled(z), delta, accountant, **rough), step, 0.01)
         step = 0.02
     yield _Bound(lambda z: epsilon(plan.scaled(z), delta, accountant, eps_scale=eps), step, TOLERANCE)
 

@@ -60,14 +60,13 @@ class RecordIndex:
 
     def possible(self, overrides: Iterable[str]) -> frozenset[str]:
         """Hashes of the records that these overrides do not rule out."""
-        found: frozenset[str] | None = None
+        left = []
         for typed in overrides:
             if typed not in self._possible:
                 self._possible[typed] = self._matching(typed)
-            found = self._possible[typed] if found is None else found & self._possible[typed]
-            if not found:
-                return found
-        return self._all if found is None else found
+            left.append(self._possible[typed])
+        # Small sets first: an intersection takes as long as the smaller of its two sets is large.
+        return frozenset.intersection(*sorted(left, key=len)) if left else self._all
 
     @property
     def _all(self) -> frozenset[str]:
