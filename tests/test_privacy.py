@@ -270,6 +270,20 @@ def test_noise_beyond_the_accountants_arithmetic_bounds_nothing(multiplier):
     assert epsilon(plan(0.1, 3).scaled(float(multiplier)), 1e-5, "rdp", eps_scale=1.0) == math.inf
 
 
+@pytest.mark.parametrize("delta", [0, 1, 2, -1e-5, math.nan])
+def test_no_eps_is_given_for_what_is_no_delta(delta):
+    with pytest.raises(UserError, match=r"delta=.*: expected a number between 0 and 1"):
+        epsilon(plan(0.1, 3), delta, "rdp", eps_scale=1.0)
+    with pytest.raises(UserError, match=r"delta=.*: expected a number between 0 and 1"):
+        calibrate(plan(0.1, 3), 1, delta, "rdp")
+
+
+@pytest.mark.parametrize("eps", [0, -1, math.nan])
+def test_nothing_is_calibrated_to_what_is_no_eps(eps):
+    with pytest.raises(UserError, match=r"eps=.*: expected a number above 0"):
+        calibrate(plan(0.1, 3), eps, 1e-5, "rdp")
+
+
 def test_configured_multiplier_beyond_the_budget_is_refused():
     enough, short = (
         compose_jobs([f"privacy.noise_multiplier={z}", "privacy.accountant=rdp", "eps=2"], multirun=False)[0].config

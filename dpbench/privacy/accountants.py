@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dpbench.errors import require
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
@@ -143,8 +144,10 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         excess: see `rounding`.
 
     Raises:
+        UserError: delta is none.
         ValueError: the accountant gives no valid bound for the plan's scheme.
     """
+    require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
     if accountant not in plan.scheme.accountants:
         raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling")
     if len(plan) == 0:

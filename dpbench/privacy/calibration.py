@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from dpbench import cache
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 from dpbench.privacy.accountants import NearbyOrders, discretisation, epsilon, quick_bound
 from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
@@ -47,8 +47,10 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
         accountant: see `epsilon`.
 
     Raises:
-        UserError: no multiplier reaches the target.
+        UserError: eps or delta is none, or no multiplier reaches the target.
     """
+    require(eps > 0, "eps", eps, "a number above 0, or inf for no noise")
+    require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
     if math.isinf(eps):
         return Calibration(0.0, math.inf, 0.0)
     key = _key(plan, eps, delta, accountant)

@@ -1,4 +1,4 @@
-"""Colours that also colour-blind readers tell apart (Okabe and Ito), the same for a method in every figure."""
+"""Colours that also colour-blind readers tell apart, most of Okabe and Ito; the same for a method in every figure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = (
     (("DC-SGD-P",), "#56b4e9"),
     (("LP-", "NoisyLP", "DOPPLER"), "#e69f00"),
     (("ADP",), "#d55e00"),
-    (("InnerOuter", "DP-FTRL"), "#b8a500"),
+    (("InnerOuter", "DP-FTRL"), "#332288"),
     (("Andrew",), "#8c564b"),
     (("Du", "AutoClip"), "#7a68a6"),
     (("AdamBC",), "#8a8a8a"),
