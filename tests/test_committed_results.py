@@ -146,14 +146,21 @@ def test_the_findings_of_dp_pmlf_have_the_numbers_of_their_records(grids):
     assert all(name in of or name.startswith(("*printed", "---")) for name in shown)
 
 
-def test_the_findings_of_dp_pmlf_have_the_ends_of_its_curves(grids):
-    (grid,) = (grid for grid in grids if grid.artefact.where == "dp_pmlf/figure_5.yaml")
+@pytest.mark.parametrize(
+    ("figure", "header", "axis", "data"),
+    [
+        ("figure_5", "| Figure 5 | MNIST | F-MNIST |", "{method}", ["MNIST", "F-MNIST"]),
+        ("figure_7", "| Figure 7, eps | 2 | 4 | 6 | 8 |", "k = {k}", ["MNIST"]),
+    ],
+)
+def test_the_findings_of_dp_pmlf_have_the_numbers_of_its_figures(grids, figure, header, axis, data):
+    (grid,) = (grid for grid in grids if grid.artefact.where == f"dp_pmlf/{figure}.yaml")
     found: dict[str, list[str]] = {}
     for entry in grid.entries.values():
-        if entry.cell.at["data"] in ("MNIST", "F-MNIST"):
-            found.setdefault(entry.cell.at["method"], []).append(entry.ours.partition(" (")[0])
+        if entry.cell.at["data"] in data:
+            found.setdefault(axis.format(**entry.cell.at), []).append(entry.ours.partition(" (")[0])
     text = (ROOT / "docs" / "findings" / "dp_pmlf.md").read_text()
-    shown = table_rows(text.partition("\n| Figure 5 | MNIST | F-MNIST |")[2].partition("\n\n")[0].partition("\n")[2])
+    shown = table_rows(text.partition(f"\n{header}")[2].partition("\n\n")[0].partition("\n")[2])
     shown.pop("---")
     assert shown == found
 
