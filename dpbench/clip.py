@@ -23,7 +23,7 @@ SCOPES = ("flat", "per_layer")
 class Clip(Stage):
     """Bounds each sample's vector v by a factor of its norm.
 
-    Formal guarantee: for every threshold C from 1e-30 to 1e30 and every finite or infinite norm, the scaled vector
+    Formal guarantee: for every threshold C from 1e-15 to 1e15 and every finite or infinite norm, the scaled vector
     has Euclidean norm at most ``sensitivity(C)``, up to the rounding of one float32 product; adding or removing one
     sample changes the clipped sum by at most that much.
 
@@ -64,6 +64,10 @@ class Clip(Stage):
     def sensitivity(self, threshold: float) -> float:
         """Largest norm that one sample's scaled vector can have."""
         return threshold
+
+    def kept_whole(self, threshold: float) -> float:
+        """Factor of a vector that is short enough not to be clipped: 1 unless the result is scaled."""
+        return 1.0
 
     def feed_back(self, total: Tensor, remainder: Tensor, threshold: float, batch: float) -> None:
         """Add what was left over in earlier steps to the clipped sum; called once a step where the class feeds back.
@@ -117,6 +121,10 @@ class NormalisedClip(Clip):
     @override
     def sensitivity(self, threshold: float) -> float:
         return 1.0
+
+    @override
+    def kept_whole(self, threshold: float) -> float:
+        return 1 / threshold
 
 
 @dataclass

@@ -152,11 +152,12 @@ class PrivateStep:
         self.ledger.record(Release(self.sampling_rate, multiplier, self.threshold.beside))
         if self.threshold.beside:
             self.threshold.observe(found.norms)
-            error_weight = len(found.total) * (self.noise_std(self.steps, threshold) / threshold) ** 2
+            noise = self.noise_std(self.steps, threshold) / self.clip.kept_whole(threshold)
+            error_weight = len(found.total) * (noise / threshold) ** 2
             self.threshold.release(self.side_source if multiplier > 0 else None, error_weight)
         if multiplier > 0:
-            noise = self.noise.draw(self._noise, self.noise_source)
-            found.total.add_(noise, alpha=multiplier * self.sensitivity(threshold))
+            drawn = self.noise.draw(self._noise, self.noise_source)
+            found.total.add_(drawn, alpha=multiplier * self.sensitivity(threshold))
         return found.total
 
     def state_dict(self) -> State:

@@ -311,6 +311,11 @@ def test_correct_code_is_consistent_with_its_claim(overrides):
     assert 0.3 < found.eps_at_least <= found.claimed_eps <= 8
 
 
+def test_a_run_whose_images_are_cut_is_audited_without():
+    found = full_batch("augmentation=crop_flip")
+    assert found.eps_at_least <= found.claimed_eps
+
+
 @pytest.mark.parametrize("algo", ALGORITHMS)
 @pytest.mark.parametrize("broken", [noise_times(0.5), missing_clip], ids=["half the noise", "missing clip"])
 def test_half_the_noise_and_a_missing_clip_are_caught_for_every_algorithm(monkeypatch, algo, broken):

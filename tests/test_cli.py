@@ -49,6 +49,7 @@ BAD_INPUT = [
     ("batch_size=1438", "batch_size=1438", "at most the 1437 training samples of dataset=digits"),
     ("epochs=0", "epochs=0", "a number > 0"),
     ("epochs=inf", "epochs=inf", "a number > 0"),
+    ("epochs=1e-12", "epochs=1e-12", "enough for a step"),
     ("seed=-1", "seed=-1", "a whole number >= 0"),
     ("seed=1.5", "seed=1.5", "a whole number"),
     ("record_coordinates=-1", "record_coordinates=-1", "a whole number >= 0"),

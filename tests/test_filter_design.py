@@ -68,7 +68,16 @@ def test_the_authors_default_is_the_chebyshev_that_the_specification_names():
 
 
 @pytest.mark.parametrize(
-    "override", ["filter.order=0", "filter.cutoff=0", "filter.cutoff=0.5", "filter.ripple=0", "filter.cutoff=1e-12"]
+    "override",
+    [
+        "filter.order=0",
+        "filter.cutoff=0",
+        "filter.cutoff=0.5",
+        "filter.ripple=0",
+        "filter.ripple=1e-320",
+        "filter.ripple=4000",
+        "filter.cutoff=1e-12",
+    ],
 )
 def test_designs_that_do_not_exist_are_refused_by_name(override):
     with pytest.raises(UserError, match=override.split("=")[0]):

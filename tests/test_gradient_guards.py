@@ -524,6 +524,17 @@ def test_a_pass_without_draws_is_told_apart():
         torch.poisson(torch.ones(2))
 
 
+def test_the_backward_pass_of_an_attention_drops_nothing_either():
+    """Its operator has no tag that says it is random."""
+    q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    want = torch.autograd.grad(attention(q, k, v)[0].square().sum(), (q, k, v))
+    with held_still(0.5):
+        found = torch.autograd.grad(attention(q, k, v, 0.5)[0].square().sum(), (q, k, v))
+    for ours, theirs in zip(found, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 # Losses and passes with effects
 
 

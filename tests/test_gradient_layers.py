@@ -218,6 +218,17 @@ def test_group_norm(seed, groups, width, size, affine, channels_last, first):
     assert_exact(read_out(*layers, nn.Tanh(), example=x), x)
 
 
+@pytest.mark.parametrize("fixed", ["weight", "bias", "none"])
+@pytest.mark.parametrize("most", [1, 2, 6, 7])
+def test_group_norm_of_more_groups_than_a_gpu_takes_at_once(monkeypatch, most, fixed):
+    monkeypatch.setattr("dpbench.gradients.layers.most_groups", lambda device: most)
+    x = torch.randn(5, 4, 3, 2)
+    norm = nn.GroupNorm(2, 4)
+    if fixed != "none":
+        getattr(norm, fixed).requires_grad_(False)
+    assert_exact(read_out(nn.Conv2d(4, 4, 1), norm, nn.Tanh(), example=x), x)
+
+
 @pytest.mark.parametrize("fixed", ["weight", "bias", "both"])
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_group_norm_in_part_frozen(fixed, channels_last):

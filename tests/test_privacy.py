@@ -1,14 +1,18 @@
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+from scipy.integrate import quad
 
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.privacy import BudgetError, Ledger, Plan, Release, calibrate, epsilon
+from dpbench.privacy.accountants import least_epsilon
 from dpbench.training.budget import budget, open_ledger
 
 # doppler.md 2.11: N = 50,000, delta = N^-1.1; (B, epochs, eps): (RDP, PLD), tolerance 0.003.
@@ -257,6 +261,27 @@ def test_tiny_multipliers_are_refused_at_once(multiplier):
     config = compose_jobs([f"privacy.noise_multiplier={multiplier}"], multirun=False)[0].config
     with pytest.raises(UserError, match=r"privacy.noise_multiplier=.*: spends eps=.* more than eps=8"):
         budget(config)
+
+
+def test_a_given_multiplier_within_a_large_budget_is_accepted():
+    """Rényi orders, which a first bound has, give eps = 2700 for it."""
+    overrides = ["batch_size=16", "epochs=10", "eps=50", "privacy.accountant=pld"]
+    calibrated = budget(compose_jobs(overrides, multirun=False)[0].config)
+    multiplier = f"privacy.noise_multiplier={calibrated.noise_multiplier!r}"
+    given = budget(compose_jobs([*overrides, multiplier], multirun=False)[0].config)
+    assert given.eps == pytest.approx(calibrated.eps, rel=1e-6)
+    assert given.eps <= 50
+
+
+@pytest.mark.parametrize(("rate", "multiplier"), [(0.01, 0.3), (0.1, 0.5), (0.3, 1.0), (0.5, 4.0)])
+def test_the_bound_from_below_is_what_one_step_spends(rate, multiplier):
+    delta = 1e-5
+    eps = least_epsilon(plan(rate, 1).scaled(multiplier), delta)
+    base, moved = stats.norm(0, multiplier), stats.norm(1, multiplier)
+    beyond = lambda x: max((1 - rate - math.exp(eps)) * base.pdf(x) + rate * moved.pdf(x), 0.0)  # noqa: E731
+    places = np.linspace(-2, 1 + 12 * multiplier, 9)
+    assert sum(quad(beyond, a, b, epsabs=1e-12)[0] for a, b in pairwise(places)) == pytest.approx(delta, rel=1e-4)
+    assert least_epsilon(plan(rate, 50).scaled(multiplier), delta) == eps
 
 
 @pytest.mark.parametrize("multiplier", ["1e-7", "1e-160", "1e-200", "0", "1e9", "1e300"])

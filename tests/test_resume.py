@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,10 +26,11 @@ from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import UserError
 from dpbench.filters import Exponential
 from dpbench.gradients import FusedGradients
-from dpbench.privacy import Ledger
+from dpbench.privacy import Ledger, calibrate
 from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
+from dpbench.training import execute
 from dpbench.training.checkpoint import Checkpoints, DamagedError
 from dpbench.training.execute import fail
 from dpbench.training.execution import Prepared
@@ -172,6 +174,85 @@ def test_eps_is_asked_for_in_the_same_portions(tmp_path, monkeypatch):
     assert not goes_on(config, tmp_path / "at once", want)
 
 
+CALIBRATED = ("privacy.noise_multiplier=null", "eps=3", "privacy.accountant=rdp")
+
+
+@pytest.mark.parametrize("secure_noise", [False, True])
+def test_a_process_that_fails_before_a_run_begins_leaves_what_the_run_has(tmp_path, secure_noise):
+    config = tiny(f"privacy.secure_noise={str(secure_noise).lower()}")
+    folder = stopped(config, tmp_path, 7)
+    before = outcome(folder)
+    origin = read(folder, "provenance.json")
+    fail(Job((), replace(config, results_dir=str(tmp_path)), {}), "ImportError: libcudart.so")
+    assert read(folder, "status.json")["reason"] == "ImportError: libcudart.so"
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+    assert (outcome(folder)["metrics"], read(folder, "provenance.json")) == (before["metrics"], origin)
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == [6]
+    assert status(folder) == "finished"
+    assert secure_noise or outcome(folder) == whole(config, tmp_path)
+
+
+def test_a_seed_that_another_process_had_meanwhile_goes_on_from_there(tmp_path, monkeypatch):
+    config = tiny(fuse_seeds=False)
+    original, begun = execute._carry_out, []
+
+    def meanwhile(execution, display, occasions):
+        begun.append(execution.config.seed)
+        if begun == [0]:
+            with pytest.MonkeyPatch.context() as patch:
+                raise_after(patch, 7, RuntimeError("stopped"))
+                carried_out(config, tmp_path, seeds=(1,), checkpoint=CheckpointTimes(every_steps=2))
+        original(execution, display, occasions)
+
+    monkeypatch.setattr(execute, "_carry_out", meanwhile)
+    (first, second), _ = carried_out(config, tmp_path, seeds=(0, 1))
+    assert begun == [0, 1, 1]
+    assert (status(first), status(second)) == ("finished", "finished")
+    assert (resumed_at(first), resumed_at(second)) == ([], [6])
+
+
+@contextmanager
+def calibrated_by(factor):
+    """Calibration of another version, whose multipliers are larger by a factor."""
+
+    def other(*args):
+        found = calibrate(*args)
+        return replace(found, noise_multiplier=found.noise_multiplier * factor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpbench.training.budget.calibrate", other)
+        yield
+
+
+def test_a_run_keeps_the_noise_multiplier_that_it_was_begun_with(tmp_path):
+    config = tiny(*CALIBRATED)
+    with calibrated_by(1.001):
+        want = whole(config, tmp_path)
+        stopped(config, tmp_path, 7)
+    (folder,), _ = carried_out(config, tmp_path)
+    assert resumed_at(folder) == [6]
+    assert outcome(folder) == want
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(0.99, True), (0.99, False), (1.001, False)])
+def test_no_release_is_made_again_with_the_same_noise_at_another_multiplier(tmp_path, factor, kept):
+    """From z n + S and z' n + S anybody has S; at 0.99 z the run would spend more than its eps."""
+    config = tiny(*CALIBRATED)
+    with calibrated_by(factor):
+        folder = stopped(config, tmp_path, 7)
+    for path in () if kept else folder.glob("*.pt"):
+        path.unlink()
+    before = outcome(folder)
+    carried_out(config, tmp_path)
+    refusal = folder.with_name("0.refused").read_text()
+    assert refusal.startswith("seed=0: this run made releases at noise multiplier ")
+    assert "would show what it hides; take another seed" in refusal
+    assert outcome(folder) == before
+    (other,), _ = carried_out(config, tmp_path, seeds=(1,))
+    assert status(other) == "finished"
+
+
 def test_seconds_of_all_parts_are_added_up(tmp_path):
     config = tiny()
     stopped(config, tmp_path, 7)
@@ -236,11 +317,6 @@ def of_another_run(path):
     checkpoints.write(6, {**checkpoints.read(6, CPU), "run": "0123456789ab/0"})
 
 
-def of_other_noise(path):
-    checkpoints = Checkpoints(path.parent)
-    checkpoints.write(6, {**checkpoints.read(6, CPU), "noise_multiplier": 1.5})
-
-
 class Executes:
     def __init__(self, path):
         self.path = path
@@ -265,7 +341,6 @@ def that_executes(path):
         (without_its_device, "does not fit this code: other contents (device)"),
         (of_another_shape, "has shape"),
         (of_another_run, "is of another run, 0123456789ab/0"),
-        (of_other_noise, "is of noise multiplier 1.5, not 1"),
         (that_executes, "can't be loaded"),
     ],
 )
@@ -642,12 +717,10 @@ def test_with_secure_noise_published_steps_are_remembered_whatever_becomes_of_th
         fail(job, "its process was killed")
     elif loss == "unreadable metrics":
         (folder / "metrics.jsonl").write_bytes(b"\xff")
-        for path in folder.glob("*.pt"):
-            path.unlink()
     elif loss == "unreadable note":
-        for path in folder.glob("*.pt"):
-            path.unlink()
         folder.with_name("0.published").write_text("")
+    for path in folder.glob("*.pt"):
+        path.unlink()
     last = {"damaged": "10", "unreadable note": "inf"}.get(loss, "6")
     assert f"metrics of step {last} are published" in refusal(tmp_path)
 

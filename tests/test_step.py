@@ -243,3 +243,15 @@ def test_vectors_whose_squares_underflow_keep_the_bound(clip, threshold):
     """Their computed norm is 0 though they are not."""
     factor = float(clip.factors(torch.zeros(1, 1), threshold))
     assert factor * 1e-20 <= clip.sensitivity(threshold) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=repr)
+@pytest.mark.parametrize("threshold", [1e-15, 1e-6, 1.0, 1e15])
+def test_factors_keep_the_bound_for_every_norm_whose_square_is_a_float(clip, threshold):
+    """In float32, whose numbers below 1e-38 lose their digits."""
+    norms = torch.logspace(-15, 19, 700, dtype=torch.float64).float()
+    norms = norms.repeat(3, 1) if clip.scope == "per_layer" else norms[None]
+    factors = clip.factors(norms, threshold)
+    assert factors.isfinite().all()
+    contributions = (factors.double() * norms.double()).norm(dim=0)
+    assert contributions.max() <= clip.sensitivity(threshold) * (1 + 1e-6)

@@ -18,7 +18,7 @@ from test_disk import disk, gradient, linear, logistic, normal
 from test_filters import taps
 from test_pmlf import Position, half_square
 
-from dpbench.clip import ThresholdClip
+from dpbench.clip import NormalisedClip, ThresholdClip
 from dpbench.filters import Exponential, Identity, RecursiveLowPass
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
@@ -360,7 +360,8 @@ def test_the_bias_of_clipping_is_bounded_by_what_lies_beyond_the_threshold(thres
     assert (bias > 0.01) == (threshold < 100)
 
 
-def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped():
+@pytest.mark.parametrize("clip", [ThresholdClip(), NormalisedClip()], ids=["clipped", "clipped and divided by C"])
+def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped(clip):
     """dc_sgd.md 3.2-1: E|clip(g) + noise - g|² = d σ_T² C²/B² + (|g| - C)²; 100,000 draws, standard error 0.5 %."""
     d, batch, norm, multiplier = 100, 4.0, 2.0, 0.7
     seen = []
@@ -372,12 +373,13 @@ def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped():
             seen.append(error_weight)
 
     step = point_step(Watched(norm), start=(5.0, *[0.0] * (d - 1)), multiplier=multiplier, batch=batch)
+    step.clip, unit = clip, norm if isinstance(clip, NormalisedClip) else 1.0
     step.recorder = GradientRecorder(coordinates=torch.arange(d))
     sample = torch.zeros(1, d, dtype=torch.float64)
     for _ in range(1000):
         step([(sample, sample)])
     g = step.gradients.flat.vector.numpy()
-    released = step.recorder.signal * batch + step.recorder.noise
+    released = unit * (step.recorder.signal * batch + step.recorder.noise)
     found = ((released - g) ** 2).sum(1).mean()
     assert found == pytest.approx(d * (multiplier * norm / batch) ** 2 + (5 - norm) ** 2, rel=0.01)
     model = expected_error(np.array([norm]), np.full(1, 5.0), np.ones(1), seen[0])

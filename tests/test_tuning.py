@@ -103,6 +103,10 @@ def test_the_cap_shortens_random_stopping():
     assert scheme.expected_runs == pytest.approx(1.5)
 
 
+def test_what_rounding_leaves_below_zero_is_no_divergence():
+    assert RenyiCurve.of(lambda a: -1e-14 if a < 3 else math.nan, (2.0, 4.0)).values == (0.0, math.inf)
+
+
 def test_every_run_composes():
     orders = (1.5, 2.0, 4.0, 8.0, 32.0, 128.0)
     curve = RenyiCurve.of(lambda a: a / (2 * 30**2), orders)  # the Gaussian mechanism, z = 30

@@ -120,6 +120,12 @@ def test_a_value_is_reproduced_within_a_point_or_two_standard_errors(world, accu
     assert finding.claim == "method new, eps 1: 60 %"
 
 
+def test_a_difference_that_is_hardly_too_large_is_written_with_the_digits_that_say_so(world):
+    finding = world.values(61.0004, 61.0004, 61.0004)
+    assert finding.outcome == Outcome.ABOVE
+    assert finding.detail.endswith(", +1.0004, allowed ±1")
+
+
 def test_a_number_that_is_derived_and_not_printed_is_counted_apart(world):
     derived = lambda text: text.replace("\nneeds:", "\n  - {method: new, eps: 1, derived: made_up.md 2}\nneeds:")  # noqa: E731
     finding = world.values(60.3, 60.3, 60.3, change=derived)

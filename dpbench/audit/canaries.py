@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dpbench.config import RunConfig
-from dpbench.data import Dataset, ImageDataset
+from dpbench.data import Augmentation, Dataset, ImageDataset
 from dpbench.models import Model
 from dpbench.query import Point
 
@@ -60,7 +60,9 @@ def with_canaries(config: RunConfig, directions: int) -> RunConfig:
     """The run on canaries: its model and samples are exchanged, all else stays."""
     size = config.dataset.train_size
     dataset = ImageDataset(name="digits", channels=1, height=1, width=2, classes=2, train_size=size)
-    return replace(config, model=CanaryModel(directions=directions), dataset=dataset, micro_batch=MICRO_BATCH)
+    model = CanaryModel(directions=directions)
+    # There is nothing of a canary to be cut out or mirrored.
+    return replace(config, model=model, dataset=dataset, augmentation=Augmentation(), micro_batch=MICRO_BATCH)
 
 
 def canary_samples(directions: Tensor, centre: float = FAR) -> tuple[Tensor, Tensor]:

@@ -79,12 +79,18 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     allowed = _allowed(cell.tolerance, error)
     difference = value - cell.printed.value
     by = "computed" if cell.metric == "computed" else f"over {len(found[0].values)} runs"
-    detail = f"{_amount(value, cell)} {by}, {difference:+.3g}, allowed ±{allowed:.3g}"
     # What rounding leaves of a difference that is just allowed is allowed.
     near = abs(difference) <= allowed + 1e-9 * max(allowed, abs(cell.printed.value))
+    digits = 3 if near else _digits_apart(abs(difference), allowed)
+    detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
     return _accounted(Finding(artefact.where, claim, outcome, detail), parts, found)
+
+
+def _digits_apart(one: float, other: float) -> int:
+    """How many digits tell two numbers apart, at least three."""
+    return next(digits for digits in range(3, 18) if f"{one:.{digits}g}" != f"{other:.{digits}g}")
 
 
 def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:

@@ -215,6 +215,10 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
     return parsed
 
 
+def _group(override: str) -> str:
+    return override.partition("=")[0]
+
+
 def _compose(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
     searched = ",".join([*(f"file://{folder}" for folder in config_dirs), SEARCHED])
     return compose("config", [*overrides, f"hydra.searchpath=[{searched}]"], return_hydra_config=True)
@@ -226,20 +230,26 @@ class _Composer:
     def __init__(self, config_dirs: Sequence[Path]) -> None:
         self.config_dirs = config_dirs
         self._of_choices: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._parsed: dict[str, Override] = {}
 
     def __call__(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         """What Hydra composes of these overrides, and the chosen option of each group."""
-        options = tuple(line for line in overrides if line.partition("=")[0] in GROUPS)
+        options = tuple(sorted((line for line in overrides if _group(line) in GROUPS), key=_group))
         if options not in self._of_choices:
             self._of_choices[options] = self._whole(options)
         shared, choices = self._of_choices[options]
         composed = deepcopy(shared)
         try:
-            for override in _parse([line for line in overrides if line not in options], self.config_dirs):
+            for override in (self._parse(line) for line in overrides if line not in options):
                 OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
         except OmegaConfBaseException:
             return self._whole(overrides)  # whose error says which override is meant
         return composed, choices
+
+    def _parse(self, line: str) -> Override:
+        if line not in self._parsed:
+            (self._parsed[line],) = _parse([line], self.config_dirs)
+        return self._parsed[line]
 
     def _whole(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         composed = _compose(overrides, self.config_dirs)

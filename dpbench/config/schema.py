@@ -176,7 +176,8 @@ class RunConfig:
             self.batch_size,
             f"at most the {size} training samples of dataset={self.dataset.name}",
         )
-        require(0 < self.epochs < math.inf, "epochs", self.epochs, "a number > 0")
+        enough = 0 < self.epochs < math.inf and self.steps > 0
+        require(enough, "epochs", self.epochs, "a number > 0, and enough for a step")
         micro = self.micro_batch
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")

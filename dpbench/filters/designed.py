@@ -87,13 +87,13 @@ class Chebyshev(Designed):
     """Ripples in the pass band for a steeper edge (scipy.signal.cheby1, scaled to gain 1 at frequency zero).
 
     Attributes:
-        ripple: of the pass band, in decibel, > 0.
+        ripple: of the pass band, in decibel, from 1e-6 to 100.
     """
 
     ripple: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.ripple > 0, "filter.ripple", self.ripple, "a number > 0, in decibel")
+        require(1e-6 <= self.ripple <= 100, "filter.ripple", self.ripple, "a number from 1e-6 to 100, in decibel")
         super().__post_init__()
 
     @override

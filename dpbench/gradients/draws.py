@@ -47,7 +47,9 @@ class LevelDraws(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        # The backward pass of an attention has its dropout too, but no tag.
+        dropout = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+        if torch.Tag.nondeterministic_seeded not in func.tags and not dropout:
             return func(*args, **kwargs)
         given: dict[str, Any] = {argument.name: argument.default_value for argument in func._schema.arguments}
         given |= dict(zip(given, args, strict=False)) | kwargs

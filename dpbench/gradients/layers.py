@@ -6,6 +6,7 @@ else; the comparison in verify.py finds that out.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -129,10 +130,23 @@ def group_norm(recording: Recording, layer: nn.GroupNorm, input: Tensor) -> Tens
     rows, channels = x.shape[:2]
     weight = recording.expanded(layer.weight, rows)
     bias = recording.expanded(layer.bias, rows)
-    flat = x.view(1, rows * channels, *x.shape[2:])
-    output = F.group_norm(flat, rows * layer.num_groups, weight.view(-1), bias.view(-1), layer.eps)
-    # Not a view, so that what follows may change it in place without a copy.
-    return torch.ops.aten._unsafe_view(output, x.shape)  # type: ignore[no-any-return]
+
+    def normed(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        flat = x.view(1, len(x) * channels, *x.shape[2:])
+        output = F.group_norm(flat, len(x) * layer.num_groups, weight.view(-1), bias.view(-1), layer.eps)
+        # Not a view, so that what follows may change it in place without a copy.
+        return torch.ops.aten._unsafe_view(output, x.shape)  # type: ignore[no-any-return]
+
+    at_once = max(1, most_groups(x.device) // layer.num_groups)
+    if rows <= at_once:
+        return normed(x, weight, bias)
+    pieces = zip(x.split(at_once), weight.split(at_once), bias.split(at_once), strict=True)
+    return torch.cat([normed(*piece) for piece in pieces])
+
+
+def most_groups(device: torch.device) -> int:
+    """So many groups torch's backward pass of a group norm takes at once: on a GPU, blocks along one side of a grid."""
+    return 65535 if device.type == "cuda" else sys.maxsize
 
 
 def _norm(recording: Recording, layer: nn.GroupNorm, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dpbench.errors import require
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
-from dpbench.privacy.sampling import FIXED_SIZE, Scheme
+from dpbench.privacy.sampling import FIXED_SIZE, POISSON, Scheme
 from dpbench.privacy.tuning import RenyiCurve
 
 # It takes a second to import, so it is imported where an account is asked for.
@@ -112,6 +112,26 @@ def quick_bound(plan: Plan, delta: float) -> float:
         return math.inf
 
 
+def least_epsilon(plan: Plan, delta: float) -> float:
+    """A bound from below in milliseconds: what the least noisy release spends alone; 0 where batches aren't Poisson.
+
+    Of q P + (1 - q) Q against Q, δ(ε) = q δ_PQ(log(1 + (e^ε - 1)/q)) (Balle, Barthe and Gaboardi 2018, theorem 2).
+    """
+    if plan.scheme != POISSON or not len(plan):
+        return 0.0
+    least = min(plan.runs, key=lambda run: run.release.joint.noise_multiplier).release
+    rate, multiplier = least.sampling_rate, least.joint.noise_multiplier
+    if multiplier < SMALLEST_MULTIPLIER:
+        return math.inf
+    if delta >= rate:
+        return 0.0
+    from dp_accounting import get_epsilon_gaussian
+
+    whole = float(get_epsilon_gaussian(multiplier, delta / rate))
+    # log(1 + q (e^ε - 1)), whose exponential may be no float
+    return math.log1p(rate * math.expm1(whole)) if whole < 700 else whole + math.log(rate)
+
+
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
@@ -124,7 +144,7 @@ def _pld(plan: Plan, delta: float, eps_scale: float) -> PLDAccountant:
     from dp_accounting.pld import PLDAccountant
 
     # Losses far beyond the eps expected would take minutes at its resolution; the bound may be infinite.
-    scale = max(eps_scale, min(quick_bound(plan, delta) / 10, 1e6))
+    scale = max(eps_scale, min(quick_bound(plan, delta) / 10, max(1e6, 2 * least_epsilon(plan, delta))))
     return PLDAccountant(value_discretization_interval=discretisation(scale))
 
 

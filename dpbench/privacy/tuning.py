@@ -79,10 +79,13 @@ class RenyiCurve:
 
     @classmethod
     def of(cls, divergence: Callable[[float], float], orders: Iterable[float]) -> Self:
-        """The curve order -> divergence(order), at those orders; what is not a number becomes inf."""
+        """The curve order -> divergence(order), at those orders; what is not a number becomes inf.
+
+        What rounding leaves below 0 becomes 0.
+        """
         chosen = tuple(sorted(set(orders)))
         values = (float(divergence(order)) for order in chosen)
-        return cls(chosen, tuple(math.inf if math.isnan(value) else value for value in values))
+        return cls(chosen, tuple(math.inf if math.isnan(value) else max(value, 0.0) for value in values))
 
     def times(self, runs: float) -> RenyiCurve:
         """The curve of so many mechanisms, each chosen in view of the results before it."""

@@ -120,9 +120,9 @@ def _link(grid: Grid) -> str:
 def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> Iterator[str]:
     """A table of counts with the outcomes that occur."""
     outcomes = list(of_all.counts)
-    yield f"| {what} | claims | {' | '.join(outcomes)} |"
+    yield " | ".join([f"| {what}", "claims", *outcomes]) + " |"
     yield "|---|---:|" + "---:|" * len(outcomes)
     for name, card in named:
-        counts = " | ".join(str(card.counts.get(outcome, 0)) for outcome in outcomes)
-        yield f"| {name.replace('|', '/')} | {len(card.findings)} | {counts} |"
+        counts = [str(card.counts.get(outcome, 0)) for outcome in outcomes]
+        yield " | ".join([f"| {name.replace('|', '/')}", str(len(card.findings)), *counts]) + " |"
     yield ""

@@ -12,6 +12,9 @@ from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
 from dpbench.stage import Course, Stage
 
+# Beyond these a factor is no normal float32 for some norm whose square is one.
+SMALLEST, LARGEST = 1e-15, 1e15
+
 
 @dataclass
 class Threshold(Stage):
@@ -26,7 +29,7 @@ class Threshold(Stage):
         return ()
 
     def value(self, step: int) -> float:
-        """C_t at step t, counted from 0; from 1e-30 to 1e30, so that float32 factors keep the clip's promise."""
+        """C_t at step t, counted from 0; from 1e-15 to 1e15, so that float32 factors keep the clip's promise."""
         raise NotImplementedError
 
     def observe(self, norms: Tensor) -> None:
@@ -40,8 +43,8 @@ class Threshold(Stage):
 
         Args:
             source: of noise at unit variance; None where the run adds none.
-            error_weight: K = d (noise in a coordinate of g_t over C_t)², so that K C² is the expected square of the
-                noise in all d coordinates at threshold C; public.
+            error_weight: K = d (noise in a coordinate of g_t, in units of gradients, over C_t)², so that K C² is the
+                expected square of the noise in all d coordinates at threshold C; public.
         """
 
 
@@ -56,7 +59,7 @@ class FixedThreshold(Threshold):
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        require(1e-30 <= self.norm <= 1e30, "threshold.norm", self.norm, "a number from 1e-30 to 1e30")
+        require(SMALLEST <= self.norm <= LARGEST, "threshold.norm", self.norm, "a number from 1e-15 to 1e15")
 
     @override
     def value(self, step: int) -> float:
@@ -77,8 +80,8 @@ class DecayingThreshold(Threshold):
 
     def __post_init__(self) -> None:
         require(0 < self.decay <= 1, "threshold.decay", self.decay, "a number in (0, 1]")
-        ends = 1e-30 / self.decay
-        require(ends <= self.norm <= 1e30, "threshold.norm", self.norm, f"a number from {ends:g} to 1e30")
+        ends = SMALLEST / self.decay
+        require(ends <= self.norm <= LARGEST, "threshold.norm", self.norm, f"a number from {ends:g} to 1e15")
         self._steps = 1
 
     @override

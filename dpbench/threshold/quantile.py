@@ -13,10 +13,10 @@ from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
 from dpbench.stage import Course, State
-from dpbench.threshold.base import Threshold
+from dpbench.threshold.base import LARGEST, SMALLEST, Threshold
 
 SENSITIVITY = 0.5
-MOST = 2 * math.log(1e30)
+MOST = math.log(LARGEST / SMALLEST)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class QuantileThreshold(Threshold):
     count_noise: float = 0.05
 
     def __post_init__(self) -> None:
-        require(1e-30 <= self.norm <= 1e30, "threshold.norm", self.norm, "a number from 1e-30 to 1e30")
+        require(SMALLEST <= self.norm <= LARGEST, "threshold.norm", self.norm, "a number from 1e-15 to 1e15")
         require(0 <= self.quantile <= 1, "threshold.quantile", self.quantile, "a number in [0, 1]")
         require(0 < self.rate < math.inf, "threshold.rate", self.rate, "a finite number > 0")
         require(0 < self.count_noise < math.inf, "threshold.count_noise", self.count_noise, "a finite number > 0")
@@ -72,7 +72,7 @@ class QuantileThreshold(Threshold):
         share = total / self._batch + SENSITIVITY
         # Further than from one end of the range to the other it never goes.
         move = min(max(-self.rate * (share - self.quantile), -MOST), MOST)
-        self._threshold = min(max(self._threshold * math.exp(move), 1e-30), 1e30)
+        self._threshold = min(max(self._threshold * math.exp(move), SMALLEST), LARGEST)
 
     @override
     def state_dict(self) -> State:

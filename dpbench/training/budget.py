@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger, calibrate, epsilon
-from dpbench.privacy.accountants import quick_bound
+from dpbench.privacy.accountants import least_epsilon
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, search_cost, search_of
 
@@ -51,12 +51,22 @@ def budget(config: RunConfig) -> Budget:
     if given is None:
         found = calibrate(plan, config.eps, config.delta_value, settings.valid_accountant)
         return Budget(found.noise_multiplier, found.eps, seconds=found.seconds)
-    # Far beyond the budget the cheap bound is enough to refuse, where an exact one could take minutes.
-    spent = quick_bound(plan.scaled(given), config.delta_value)
-    if spent <= 10 * config.eps + 10:
-        spent = _spent(config, given)
+    # Far beyond the budget a bound is enough to refuse, where the exact eps could take minutes.
+    least = least_epsilon(plan.scaled(given), config.delta_value)
+    if least > 10 * config.eps + 10:
+        _require_within(config, given, least, "in one of its steps")
+    spent = _spent(config, given)
     _require_within(config, given, spent, f"over {config.steps} steps")
     return Budget(given, spent)
+
+
+def affords(config: RunConfig, multiplier: float) -> bool:
+    """Whether a run with this multiplier stays within eps."""
+    try:
+        budget(replace(config, privacy=replace(config.privacy, noise_multiplier=multiplier)))
+    except UserError:
+        return False
+    return True
 
 
 def _require_within(config: RunConfig, given: float, spent: float, where: str) -> None:

@@ -10,10 +10,9 @@ from rich.console import Console
 
 from dpbench.config import Job
 from dpbench.data import Splits
-from dpbench.tracking import Status
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam, current_team
-from dpbench.training.execution import Execution, record_of, settings_of
+from dpbench.training.execution import Execution, failed_to_begin, record_of
 from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
@@ -53,17 +52,18 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
 
 
 def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Interruption, *, named: bool) -> None:
-    for waiting in runs[1:]:  # others may have them meanwhile
-        waiting.record.lock.release()
-    for execution in runs:
+    splits = runs[0].prepared.splits
+    for waiting in runs[1:]:  # others may have them meanwhile, and their parts would only take memory
+        waiting.give_up()
+    for number, execution in enumerate(runs):
         if named:
             console.print(execution.job.name, style="bold")
-        if not execution.may_begin():
+        if not execution.may_begin() or (number > 0 and not execution.prepare(splits)):
             continue
         config = execution.config
         with Display(console, config.steps) as display, global_stream(config.seed, "model"):
             _carry_out(execution, display, Occasions(config.checkpoint, interruption))
-        execution.record.lock.release()
+        execution.give_up()
         interruption.raise_noted()
 
 
@@ -89,8 +89,7 @@ def fail(job: Job, reason: str, trace: str | None = None) -> None:
     record = record_of(job)
     if record.lock.acquire():
         try:
-            record.start(settings_of(job), {})
-            record.set_status(Status.FAILED, reason, trace)
+            failed_to_begin(job, record, reason, trace)
         finally:
             record.lock.release()
 

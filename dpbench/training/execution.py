@@ -38,6 +38,9 @@ from dpbench.training.resume import Training
 # Where a record keeps the weights of the last evaluation, if asked for.
 MODEL = "model.safetensors"
 
+# Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
+KEPT = (FILES, "provenance.json", "ledger.json")
+
 # Ways in which a run ends for good.
 ENDED = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
 
@@ -51,6 +54,14 @@ def settings_of(job: Job) -> dict[str, Any]:
     """What config.yaml holds."""
     config = {**resolved(job.config), "choices": job.choices, "overrides": list(job.overrides)}
     return {key: jsonable(value) for key, value in config.items()}
+
+
+def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None) -> None:
+    """Record that an attempt at a run failed before its first step; what earlier ones left stays."""
+    kept = () if job.config.force else (*KEPT, "metrics.jsonl")
+    before = read_json(record.folder / "provenance.json") if kept else {}
+    record.start(settings_of(job), before, keep=kept)
+    record.set_status(Status.FAILED, reason, trace)
 
 
 def in_a_sentence(error: Exception) -> str:
@@ -121,6 +132,11 @@ class Execution:
         self.console.print(said, style="yellow")
         return True
 
+    def give_up(self) -> None:
+        """Let go of the run's lock and of all that was prepared for it."""
+        self.record.lock.release()
+        del self.prepared
+
     def prepare(self, splits: Splits | None) -> bool:
         """Make everything that training needs; whether that went well. Bad input leaves no record.
 
@@ -133,8 +149,7 @@ class Execution:
             except UserError as error:
                 self.record.refuse(str(error))
             except Exception as error:  # while it was prepared; what happens in training is recorded there
-                self.record.start(settings_of(self.job), {}, keep=self._kept)
-                self.record.set_status(Status.FAILED, in_a_sentence(error), traceback.format_exc())
+                failed_to_begin(self.job, self.record, in_a_sentence(error), traceback.format_exc())
             else:
                 return True
         except RecordError as error:
@@ -266,8 +281,7 @@ class Execution:
 
     @property
     def _kept(self) -> Sequence[str]:
-        """Patterns of the files that outlast an attempt: another one may go on from them."""
-        return () if self.config.force else (FILES, "provenance.json")
+        return () if self.config.force else KEPT
 
     def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
         """Record how the run ended, the last thing written of it; the status that it has by that."""

@@ -13,7 +13,9 @@ from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.stage import State
 from dpbench.tracking import RunRecord
+from dpbench.tracking.record import read_json
 from dpbench.training.assemble import Assembly
+from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
 from dpbench.training.loop import evaluated_after
 from dpbench.training.resume import GLOBAL, MisfitError, Training
@@ -95,7 +97,8 @@ class Keeper:
             begin: makes a run that has taken no step, with this noise multiplier instead of its own.
 
         Raises:
-            UserError: the run could go on elsewhere, or would spend more than its eps.
+            UserError: the run could go on elsewhere, would spend more than its eps, or would make a release again
+                with other noise.
         """
         training = begin(None)
         if self._config.force:
@@ -115,7 +118,28 @@ class Keeper:
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
         self.refuse_to_repeat(0)
+        self._refuse_to_rescale(training)
         return training, None
+
+    def _refuse_to_rescale(self, training: Training) -> None:
+        """See resume.py: releases that were seen are not made again with the same noise at another multiplier."""
+        seen = read_json(self._record.folder / "ledger.json").get("releases")
+        own = training.ledger.plan.runs[0].release.noise_multiplier if len(training.ledger.plan) else 0.0
+        try:
+            first = float(seen[0]["noise_multipliers"][0]) if seen else own
+        except (LookupError, TypeError, ValueError):  # damaged
+            return
+        if not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
+            raise self._other_noise(first, own)
+
+    def _other_noise(self, multiplier: float, own: float) -> UserError:
+        return UserError(
+            f"this run made releases at noise multiplier {multiplier!r}, and calibration now gives {own!r}: the same "
+            "noise at two multipliers would show what it hides; take another seed, or force=true where nothing of "
+            "the first attempt was seen",
+            field="seed",
+            value=self._config.seed,
+        )
 
     def _gone_on(self, training: Training, begin: Callable[[float | None], Training], content: State) -> Training:
         if content.keys() != CONTENT:
@@ -130,8 +154,8 @@ class Keeper:
                 value=self._config.device,
             )
         multiplier, own = content["noise_multiplier"], training.parts.step.noise_multiplier
-        if not math.isclose(multiplier, own, rel_tol=SAME_MULTIPLIER):
-            raise MisfitError(f"is of noise multiplier {multiplier:g}, not {own:g}")
+        if not math.isclose(multiplier, own, rel_tol=SAME_MULTIPLIER) and not affords(self._config, multiplier):
+            raise self._other_noise(multiplier, own)
         if multiplier != own:
             training = begin(multiplier)
         training.load_state_dict(content["training"])

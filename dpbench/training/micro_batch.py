@@ -81,6 +81,7 @@ def _peak(config: RunConfig, gradients: PerSampleGradients, count: int) -> int:
     device = gradients.flat.vector.device
     inputs, targets = blank(config, count, device)
     points = [Point(1.0, gradients.flat.vector)] * config.query.most_points
+    gradients.compare_anew()
     with torch.random.fork_rng(devices=[device]):
         for _ in range(2):  # the first one also compares and times
             torch.cuda.reset_peak_memory_stats(device)

@@ -6,6 +6,10 @@ which are in the state, so that each such step makes the release that it made be
 releases up to the checkpoint. A step enters its release before it uses it, and nothing of a step leaves the process
 before the next evaluation; so one that was broken off half-way has released nothing.
 
+The seeded noise does not depend on the noise multiplier, which another version of an accountant may give anew. A run
+keeps the multiplier that it was begun with as long as that stays within eps, and is refused otherwise: two releases of
+one sum with the same noise at two multipliers would give away the sum.
+
 With `privacy.secure_noise` noise can't be drawn again, by design. A step that is taken again is then a release of its
 own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk before each
 evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing was
