@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import time
 from functools import partial
@@ -227,9 +228,12 @@ def test_the_numbers_in_the_readme_are_the_recorded_ones():
     for model in recorded["models"].values():
         engines = model["engines"]
 
-        def shown(*names, engines=engines):
-            ratios = [engines[name]["ratio"] for name in names if "failed" not in engines[name]]
-            return f"{min(ratios):.2f}" if ratios else "fails"
+        def ratio(*names, engines=engines):
+            return min((engines[name]["ratio"] for name in names if "failed" not in engines[name]), default=math.inf)
 
-        peers = [shown("opacus_hooks"), shown("opacus_ghost"), shown("opacus_ew"), shown("vmap_8", "vmap_32")]
-        assert f"| **{shown('dpbench')}** | {' | '.join(peers)} |" in readme
+        columns = (("dpbench",), ("opacus_hooks",), ("opacus_ghost",), ("opacus_ew",), ("vmap_8", "vmap_32"))
+        ratios = [ratio(*names) for names in columns]
+        shown = ["fails" if it == math.inf else f"{it:.2f}" for it in ratios]
+        fastest = ratios.index(min(ratios))
+        shown[fastest] = f"**{shown[fastest]}**"  # whoever it is
+        assert f"| {' | '.join(shown)} |" in readme

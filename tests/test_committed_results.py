@@ -5,13 +5,14 @@ import re
 import shutil
 import statistics
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 from cli import ROOT
 from results_command import results as results_command
 
-from dpbench.claims import Evidence, Scorecard, load_all
+from dpbench.claims import Artefact, Evidence, Scorecard, load_all
 from dpbench.config import conf_folder
 from dpbench.report.grid import Entry, Grid, build_grid
 from dpbench.report.scorecard import as_markdown
@@ -51,16 +52,27 @@ def test_every_record_is_whole():
     assert outcome.code == 0, outcome.out
 
 
+@cache
+def artefacts() -> list[Artefact]:
+    """All claims."""
+    return load_all(conf_folder() / "paper")
+
+
 @pytest.fixture(scope="module")
-def grids() -> list[Grid]:
-    """Every table and figure, as the committed records have it."""
+def evidence() -> Evidence:
+    """The committed records."""
     committed()
-    artefacts, hashes = load_all(conf_folder() / "paper"), Hashes(RecordIndex(RESULTS))
-    cells = [cell for artefact in artefacts for cell in artefact.cells if trained(cell)]
+    hashes = Hashes(RecordIndex(RESULTS))
+    cells = [cell for artefact in artefacts() for cell in artefact.cells if trained(cell)]
     # Composed together, in a tenth of the time.
     hashes.prepare(candidate for cell in cells for candidate in cell.candidates)
-    evidence = Evidence(RESULTS, hashes)
-    return [build_grid(artefact, evidence) for artefact in artefacts]
+    return Evidence(RESULTS, hashes)
+
+
+@pytest.fixture(scope="module")
+def grids(evidence) -> list[Grid]:
+    """Every table and figure, as the committed records have it."""
+    return [build_grid(artefact, evidence) for artefact in artefacts()]
 
 
 def test_the_scorecard_is_that_of_the_records_and_readme_has_its_numbers(grids):
@@ -101,7 +113,31 @@ def test_the_page_of_the_panels_has_the_numbers_of_their_records(grids, data, ti
         assert against == ("" if name == "DP-SGD" else f"{difference:+.{digits}f} ± {error:.{digits}f}")
 
 
-@pytest.mark.parametrize(("title", "artefact"), [("Table II", "table_2"), ("Table IV", "table_4")])
+def of_candidates(evidence: Evidence, artefact: str, key: str, **at: str) -> dict[str, float]:
+    """What the first seed of each candidate of a cell came to, by the candidate's value of a setting."""
+    (cells,) = (one.cells for one in artefacts() if one.where == f"{artefact}.yaml")
+    (cell,) = (cell for cell in cells if cell.at == at)
+    found = {}
+    for candidate in cell.candidates:
+        (value,) = (override.partition("=")[2] for override in candidate if override.startswith(f"{key}="))
+        found[value] = evidence.runs(cell, candidate).values[0]
+    return found
+
+
+def test_the_findings_of_doppler_have_the_accuracies_at_all_step_sizes(evidence):
+    text = (ROOT / "docs" / "findings" / "doppler.md").read_text()
+    header, _, rows = text.partition("\n| step size |")[2].partition("\n\n")[0].partition("\n")
+    shown = table_rows(rows)
+    shown.pop("---")
+    assert set(shown) == {"DPSGD", "LP-DPSGD"}
+    for method, cells in shown.items():
+        found = of_candidates(evidence, "doppler/figure_3", "optim.lr", method=method, data="MNIST")
+        assert cells == [f"{found[step.strip()]:.2f}" for step in header.strip("| ").split("|")]
+
+
+@pytest.mark.parametrize(
+    ("title", "artefact"), [("Table II", "table_2"), ("Table III", "table_3"), ("Table IV", "table_4")]
+)
 def test_the_findings_of_dc_sgd_have_the_numbers_of_their_records(grids, title, artefact):
     (grid,) = (grid for grid in grids if grid.artefact.where == f"dc_sgd/{artefact}.yaml")
     found = {
