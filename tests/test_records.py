@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -10,6 +11,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
+import torch
 import yaml
 from cli import CONF, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, snapshot, status
 from dp_accounting.pld import PLDAccountant
@@ -19,6 +21,7 @@ from dpbench.config.schema import SCHEMAS
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 from dpbench.step import PrivateStep
+from dpbench.tracking import provenance
 from dpbench.tracking.record import RunRecord, write_atomically
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
@@ -113,6 +116,41 @@ def test_the_ledger_holds_every_release_and_what_they_cost(finished):
             accountant.compose(sampled, release["count"])
     assert accountant.get_epsilon(ledger["delta"]) == pytest.approx(ledger["eps"], rel=1e-6)
     assert ledger["eps"] == summary["eps"]
+
+
+@pytest.mark.parametrize(
+    ("written", "dirty"),
+    [
+        (None, False),
+        ("results/scorecard.md", False),  # by an earlier run
+        ("notes.txt", False),
+        ("conf/config.yaml", True),
+        ("dpbench/step.py", True),
+        ("dpbench/clip/own.py", True),  # not in git yet, and imported all the same
+    ],
+)
+def test_a_checkout_is_modified_where_what_computes_differs_from_its_commit(tmp_path, monkeypatch, written, dirty):
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def git(*arguments: str) -> str:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(["git", *settings, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    source = "dpbench/tracking/provenance.py"
+    for name in (source, "dpbench/step.py", "conf/config.yaml", "results/scorecard.md"):
+        write(name, "as committed")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    if written is not None:
+        write(written, "changed")
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / source))
+    origin = provenance.provenance(torch.device("cpu"))
+    assert origin["commit"] == git("rev-parse", "HEAD")
+    assert origin["dirty"] is dirty
 
 
 def test_the_provenance_names_code_versions_and_machine(finished):

@@ -54,8 +54,11 @@ def _command() -> list[str]:
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """Time, commit, versions and device of a run that starts now."""
-    changes = _git("status", "--porcelain", "--untracked-files=no")
+    """Time, commit, versions and device of a run that starts now.
+
+    `dirty` is of what computes, the package and its configs: runs write beside them, and so change the checkout.
+    """
+    changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf")
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
