@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -49,4 +51,8 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             "finished" if finished else "to run",
         )
     console.print(table)
+    for config in {job.config.dataset.name: job.config for job in jobs}.values():
+        problems = config.dataset.source.problems(Path(config.data.root), thorough=False)
+        if problems and not config.data.download:
+            console.print(f"\ndataset={config.dataset.name} is not complete here: {problems[0].text}", markup=False)
     console.print(f"\nAbout {duration(total)} on this machine, without evaluations; nothing was run.")

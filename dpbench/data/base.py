@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dpbench.data.resident import Splits
+from dpbench.data.sources import Source
 from dpbench.errors import UserError
 
 
@@ -44,6 +45,11 @@ class Dataset:
     train_size: int = 1
     test_size: int = 1
     suggested: Suggested = field(default_factory=Suggested)
+
+    @property
+    def source(self) -> Source:
+        """Where its files come from."""
+        raise NotImplementedError
 
     @property
     def holds(self) -> str:

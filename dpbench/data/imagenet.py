@@ -99,7 +99,7 @@ class ImageFolders(ImageSource):
             try:
                 opened.append(ImageFolder(str(place)))
             except FileNotFoundError as error:
-                raise self.error(f"{place} has no images in folders of classes; {self.licence}") from error
+                raise self.error(f"{place} has no images in folders of classes; {self.by_hand}") from error
             if len(opened[-1]) != shape[0]:
                 raise self.error(f"{place} has {len(opened[-1]):,} images instead of {shape[0]:,}")
         first, second = opened

@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from dpbench.data.base import Dataset
 from dpbench.data.image_sources import IMAGES
+from dpbench.data.own import own_images, require_name
 from dpbench.data.resident import Split, Splits
-from dpbench.data.sources import Shape
+from dpbench.data.sources import ImageSource, Shape
 from dpbench.errors import require
 
 
@@ -44,7 +45,7 @@ class ImageDataset(Dataset):
     resident: bool = True
 
     def __post_init__(self) -> None:
-        require(self.name in IMAGES, "dataset.name", self.name, f"one of {', '.join(IMAGES)}")
+        require_name(self.name, IMAGES)
         for name in ("channels", "height", "width", "classes", "train_size", "test_size", "highest"):
             require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
         for name in ("mean", "std"):
@@ -52,6 +53,11 @@ class ImageDataset(Dataset):
             count = f"{self.channels} number{'s' * (self.channels > 1)}, one per channel"
             require(len(value) == self.channels, f"dataset.{name}", value, count)
         require(all(s > 0 for s in self.std), "dataset.std", self.std, "numbers > 0")
+
+    @property
+    @override
+    def source(self) -> ImageSource:
+        return IMAGES.get(self.name) or own_images(self.name, self.train_size, self.test_size, self.classes)
 
     @property
     @override
@@ -71,7 +77,7 @@ class ImageDataset(Dataset):
     @override
     def load(self, root: Path, *, download: bool) -> Splits:
         shapes = (self._shape(self.train_size), self._shape(self.test_size))
-        x, y, test_x, test_y = IMAGES[self.name].read(root, shapes, download=download)
+        x, y, test_x, test_y = self.source.read(root, shapes, download=download)
         for split, images, labels, want in (
             ("training", x, y, shapes[0]),
             ("test", test_x, test_y, shapes[1]),

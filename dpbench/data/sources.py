@@ -53,14 +53,14 @@ class Source:
         title: as a person would call it.
         train: known number of training samples.
         test: known number of test samples.
-        licence: what to do where a licence must be asked for; empty where anyone may fetch it.
+        by_hand: what a person must do to have it, such as asking for a licence; empty where it can be fetched.
     """
 
     name: str
     title: str
     train: int
     test: int
-    licence: str = ""
+    by_hand: str = ""
 
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
         """What is wrong with the copy under a data root; nothing if it is whole.
@@ -82,7 +82,7 @@ class Source:
         if damage is not None:
             return State.DAMAGED, damage
         if problems:
-            return (State.LICENSED, self.licence) if self.licence else (State.DOWNLOADABLE, problems[0].text)
+            return (State.LICENSED, self.by_hand) if self.by_hand else (State.DOWNLOADABLE, problems[0].text)
         return State.PRESENT, ""
 
     def require_whole(self, root: Path, *, download: bool) -> None:
@@ -92,7 +92,7 @@ class Source:
             UserError: a file is missing or damaged, or can't be fetched.
         """
         problems = self.problems(root, thorough=True)
-        if download and not self.licence and any(problem.absent for problem in problems):
+        if download and not self.by_hand and any(problem.absent for problem in problems):
             try:
                 self.fetch(root)
             except Exception as error:  # whatever the network, the disk and the archive run into
@@ -101,7 +101,7 @@ class Source:
         for problem in sorted(problems, key=lambda problem: problem.absent):
             if not problem.absent:
                 raise self.error(f"{problem.text} under data.root={root}; delete it and fetch it anew")
-            remedy = self.licence or "set data.download=true to fetch it"
+            remedy = self.by_hand or "set data.download=true to fetch it"
             raise self.error(
                 f"no complete copy under data.root={root} ({problem.text}); {remedy}, or point data.root (or the "
                 "environment variable DPBENCH_DATA) at one"

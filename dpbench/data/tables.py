@@ -10,8 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.data.base import Dataset
+from dpbench.data.own import own_table, require_name
 from dpbench.data.resident import Split, Splits
-from dpbench.data.table_sources import TABLES
+from dpbench.data.table_sources import TABLES, TableSource
 from dpbench.errors import require
 
 
@@ -26,9 +27,14 @@ class TableDataset(Dataset):
     features: int = 1
 
     def __post_init__(self) -> None:
-        require(self.name in TABLES, "dataset.name", self.name, f"one of {', '.join(TABLES)}")
+        require_name(self.name, TABLES)
         for name in ("features", "classes", "train_size", "test_size"):
             require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+
+    @property
+    @override
+    def source(self) -> TableSource:
+        return TABLES.get(self.name) or own_table(self.name, self.train_size, self.test_size)
 
     @property
     @override
@@ -47,7 +53,7 @@ class TableDataset(Dataset):
 
     @override
     def load(self, root: Path, *, download: bool) -> Splits:
-        train, test = TABLES[self.name].read(root, download=download)
+        train, test = self.source.read(root, download=download)
         for split, (rows, labels), want in (("training", train, self.train_size), ("test", test, self.test_size)):
             self._require_samples(split, len(rows), want, root)
             self._require_labels(split, labels, root)

@@ -11,8 +11,9 @@ from typing_extensions import override
 
 from dpbench.data.base import Dataset
 from dpbench.data.encoding import Texts, encoded, prompts
+from dpbench.data.own import own_texts, require_name
 from dpbench.data.resident import Prompts, Samples, Splits
-from dpbench.data.text_sources import TEXTS
+from dpbench.data.text_sources import TEXTS, TextSource
 from dpbench.data.tokenizers import Tokenizer, open_tokenizer
 from dpbench.errors import UserError, require
 
@@ -38,12 +39,18 @@ class TextDataset(Dataset):
     most_tokens: int = 64
 
     def __post_init__(self) -> None:
-        require(self.name in TEXTS, "dataset.name", self.name, f"one of {', '.join(TEXTS)}")
+        require_name(self.name, TEXTS)
         for name in ("classes", "train_size", "test_size", "vocabulary"):
             require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
         require(self.beams >= 1, "dataset.beams", self.beams, "a whole number >= 1")
         require(self.most_tokens >= 0, "dataset.most_tokens", self.most_tokens, "a whole number >= 0")
         require(self.max_length >= 4, "dataset.max_length", self.max_length, "a whole number >= 4")
+
+    @property
+    @override
+    def source(self) -> TextSource:
+        known = TEXTS.get(self.name)
+        return known or own_texts(self.name, self.train_size, self.test_size, generates=self.generates)
 
     @property
     @override
@@ -77,7 +84,7 @@ class TextDataset(Dataset):
     def load(self, root: Path, *, download: bool) -> Splits:
         tokenizer = open_tokenizer(self.tokenizer, root, download=download)
         self._require_tokens(tokenizer)
-        texts = TEXTS[self.name].read(root, download=download)
+        texts = self.source.read(root, download=download)
         for split, want in (("train", self.train_size), ("test", self.test_size)):
             self._require_samples(split, len(texts[split].first), want, root)
         splits: dict[str, Samples] = {}

@@ -1,0 +1,320 @@
+"""Data of a person's own: the example of the documentation as it stands, all kinds, and what is refused."""
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from cli import ROOT, read, records, run, status
+from PIL import Image
+
+from dpbench.data import ImageDataset, TableDataset, TextDataset
+from dpbench.data.own import own_images
+from dpbench.data.sources import State
+from dpbench.errors import UserError
+
+PAGE = (ROOT / "docs/own_data.md").read_text()
+SHAPE = {"classes": 3, "train_size": 6, "test_size": 3}
+LABELS = {"train": np.array([0, 1, 2, 2, 1, 0]), "test": np.array([2, 1, 0])}
+
+
+@pytest.fixture
+def example(tmp_path, monkeypatch):
+    """The files of the page, under the names it gives them."""
+    (shown,) = re.findall(r"`(my_conf/\S+\.yaml)`[^`]*```yaml\n(.*?)```", PAGE, re.DOTALL)
+    name, content = shown
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(content)
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "data/sensors").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "data/sensors")
+    exec(program, {})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed() -> list[list[str]]:
+    """What the page says to type after `python -m dpbench.run`."""
+    return [shlex.split(line)[3:] for line in PAGE.splitlines() if line.startswith("    python -m dpbench.run")]
+
+
+def test_the_example_learns_with_every_method_that_the_page_names(example):
+    for words in typed():
+        outcome = run(example / "results", *words, "data.root=data", settings=("device=cpu", "tracker=disabled"))
+        assert (outcome.code, outcome.err) == (0, "")
+    found = records(example / "results")
+    assert len(found) == 3
+    for record in found:
+        assert status(record) == "finished"
+        assert read(record, "summary.json")["test_accuracy"]["final"] > 0.6  # a third by guessing
+
+
+def test_a_plan_says_what_is_missing(example):
+    settings = ("device=cpu", "tracker=disabled")
+    words = [*typed()[0], "plan=true", "data.root=data"]
+    assert "not complete" not in run(example / "results", *words, settings=settings).out
+    (example / "data/sensors/test.npz").unlink()
+    told = " ".join(run(example / "results", *words, settings=settings).out.split())
+    assert "dataset=sensors is not complete here: sensors/test.npz is missing" in told
+    outcome = run(example / "results", *typed()[0], "data.root=data", settings=settings)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "sensors/test.npz is missing" in outcome.err
+    assert "write sensors/train.npz and sensors/test.npz" in outcome.err
+    assert "data.download" not in outcome.err  # nobody could fetch it
+
+
+# Rows of numbers.
+
+
+def write_arrays(root, inputs, labels=LABELS):
+    (root / "mine").mkdir(exist_ok=True)
+    for split, of_split in inputs.items():
+        np.savez(root / f"mine/{split}.npz", inputs=of_split, labels=labels[split])
+
+
+def rows(dtype=np.float64) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(0).normal(size=(9, 4)).astype(dtype)
+    return {"train": values[:6], "test": values[6:]}
+
+
+def table(**settings) -> TableDataset:
+    return TableDataset(name="mine", features=4, **{**SHAPE, **settings})
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, np.uint8, np.bool_])
+def test_rows_of_any_type_of_number(tmp_path, dtype):
+    written = rows(dtype)
+    write_arrays(tmp_path, written, {split: labels.astype(np.int8) for split, labels in LABELS.items()})
+    splits = table().load(tmp_path, download=False)
+    for split, name in ((splits.train, "train"), (splits.test, "test")):
+        found, labels = split.take(slice(None))
+        assert found.dtype == torch.float32
+        np.testing.assert_array_equal(found.numpy(), written[name].astype(np.float32))
+        assert labels.tolist() == LABELS[name].tolist()
+
+
+def unreadable(kind):
+    def write(root):
+        write_arrays(root, rows())
+        path = root / "mine/train.npz"
+        match kind:
+            case "text":
+                path.write_text("inputs")
+            case "cut":
+                path.write_bytes(path.read_bytes()[:200])
+            case "one array":
+                with path.open("wb") as stream:
+                    np.save(stream, rows()["train"])
+            case "other names":
+                np.savez(path, x=rows()["train"], y=LABELS["train"])
+            case "objects":
+                np.savez(path, inputs=np.array([{}] * 6), labels=LABELS["train"])
+
+    return write
+
+
+def written(inputs=None, **labels):
+    return lambda root: write_arrays(root, {**rows(), **(inputs or {})}, {**LABELS, **labels})
+
+
+@pytest.mark.parametrize(
+    ("write", "settings", "says"),
+    [
+        (unreadable("text"), {}, "train.npz can't be read as np.savez writes"),
+        (unreadable("cut"), {}, "train.npz can't be read"),
+        (unreadable("one array"), {}, "train.npz can't be read"),
+        (unreadable("other names"), {}, "inputs is not a file in the archive"),
+        (unreadable("objects"), {}, "Object arrays cannot be loaded"),
+        (written(train=np.array([0.0, 1, 2, 2, 1, 0])), {}, r"float64 of shape \(6,\), expected whole numbers"),
+        (written(train=LABELS["train"][:, None]), {}, r"int64 of shape \(6, 1\), expected whole numbers"),
+        (written(train=LABELS["train"][:5]), {}, r"has 5 labels, and inputs that are float64 of shape \(6, 4\)"),
+        (written({"train": rows()["train"][:, :, None]}), {}, r"expected numbers of shape \(N, F\)"),
+        (written({"train": rows()["train"].astype(str)}), {}, r"expected numbers of shape \(N, F\)"),
+        (written({"test": np.full((3, 4), np.nan)}), {}, "a number that float32 does not hold, in row 0"),
+        (written({"test": np.full((3, 4), 1e39)}), {}, "a number that float32 does not hold, in row 0"),
+        (written(), {"train_size": 7}, "the training split has 6 samples, expected 7"),
+        (written(), {"classes": 2}, r"a label outside 0\.\.1"),
+        (written(), {"features": 5}, "dataset.features=5: expected 4, as read"),
+    ],
+)
+def test_rows_that_are_not_what_was_declared_are_one_sentence(tmp_path, write, settings, says):
+    write(tmp_path)
+    dataset = TableDataset(name="mine", **{"features": 4, **SHAPE, **settings})
+    with pytest.raises(UserError, match=says) as raised:
+        dataset.load(tmp_path, download=False)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../mine", "/mine", "a/b", "", ".hidden", "a b", "mine\n"])
+def test_a_name_is_a_folder_directly_under_the_data_root(name):
+    for make in (TableDataset, ImageDataset, TextDataset):
+        with pytest.raises(UserError, match=r"a folder under data\.root with data of your own"):
+            make(name=name)
+
+
+# Images.
+
+
+def images(*, channels: int) -> dict[str, np.ndarray]:
+    """Pixels of 9 images, (C, H, W) = (channels, 5, 6)."""
+    values = np.random.default_rng(0).integers(0, 256, (9, channels, 5, 6), dtype=np.uint8)
+    return {"train": values[:6], "test": values[6:]}
+
+
+def image_data(channels: int, height: int = 5, width: int = 6, **settings) -> ImageDataset:
+    normal = {"mean": [0.0] * channels, "std": [1.0] * channels}
+    return ImageDataset(name="mine", channels=channels, height=height, width=width, **{**SHAPE, **normal, **settings})
+
+
+@pytest.mark.parametrize(
+    ("channels", "order"), [(1, (0, 1, 2, 3)), (1, (0, 2, 3, 1)), (1, None), (3, (0, 1, 2, 3)), (3, (0, 2, 3, 1))]
+)
+def test_images_in_every_order_of_dimensions(tmp_path, channels, order):
+    drawn = images(channels=channels)
+    kept = {name: one[:, 0] if order is None else one.transpose(order) for name, one in drawn.items()}
+    write_arrays(tmp_path, kept)
+    splits = image_data(channels).load(tmp_path, download=False)
+    found, labels = splits.train.take(slice(None))
+    np.testing.assert_array_equal(found.numpy(), np.float32(drawn["train"]) * np.float32(1 / 255))
+    assert labels.tolist() == LABELS["train"].tolist()
+    assert len(splits.test) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda one: one.astype(np.float32), "expected pixels as bytes"),
+        (lambda one: one[..., :5], r"images of shape \(6, 3, 5, 5\) and 6 labels, expected \(6, 3, 5, 6\)"),
+        (lambda one: one.transpose(0, 1, 3, 2), r"images of shape \(6, 3, 6, 5\)"),
+    ],
+)
+def test_images_that_are_not_what_was_declared_are_one_sentence(tmp_path, change, says):
+    write_arrays(tmp_path, {name: change(one) for name, one in images(channels=3).items()})
+    with pytest.raises(UserError, match=says) as raised:
+        image_data(3).load(tmp_path, download=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
+    for split, count in (("train", 2), ("val", 1)):
+        for shade, name in enumerate(("apple", "pear", "quince")):
+            (tmp_path / "mine" / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (9, 7), (80 * shade,) * 3).save(tmp_path / "mine" / split / name / f"{i}.png")
+    dataset = image_data(3, 4, 4)
+    assert dataset.source.problems(tmp_path, thorough=True) == []
+    splits = dataset.load(tmp_path, download=False)
+    found, labels = splits.train.take(slice(None))
+    assert labels.tolist() == [0, 0, 1, 1, 2, 2]
+    torch.testing.assert_close(found, (labels * 80 / 255).view(6, 1, 1, 1).expand(6, 3, 4, 4).float())
+    assert splits.test.labels.tolist() == [0, 1, 2]
+    with pytest.raises(UserError, match="3 folders of classes instead of 4"):
+        image_data(3, 4, 4, classes=4).load(tmp_path, download=False)
+
+
+def test_no_images_at_all_say_both_ways_to_bring_them(tmp_path):
+    assert own_images("mine", 6, 3, 3).state(tmp_path)[0] != State.PRESENT
+    with pytest.raises(
+        UserError, match=r"write mine/train.npz and mine/test.npz, or put images into mine/train/<class>"
+    ):
+        image_data(3).load(tmp_path, download=False)
+
+
+# Texts.
+
+SENTENCES = [{"text": f"w{i} plain", "label": i % 3} for i in range(6)]
+PAIRS = [{**row, "text_pair": f"second {i}"} for i, row in enumerate(SENTENCES)]
+TOLD = [{"prompt": f"name : w{i}", "completion": f"w{i} is its name"} for i in range(6)]
+
+
+def write_lines(root, train, test=None):
+    (root / "mine").mkdir(exist_ok=True)
+    for split, lines in (("train", train), ("test", train[:3] if test is None else test)):
+        text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        (root / f"mine/{split}.jsonl").write_text(text)
+
+
+def text_data(**settings) -> TextDataset:
+    tokens = {"tokenizer": "bytes", "vocabulary": 259, "padding": 258, "max_length": 64}
+    return TextDataset(name="mine", **{**SHAPE, **tokens, **settings})
+
+
+@pytest.mark.parametrize("lines", [SENTENCES, PAIRS], ids=["texts", "pairs"])
+def test_texts_are_those_of_the_lines(tmp_path, lines):
+    write_lines(tmp_path, [*lines[:3], "", *lines[3:]])
+    source = text_data().source
+    read_ = source.read(tmp_path, download=False)["train"]
+    assert read_.first == [line["text"] for line in lines]
+    assert read_.second == ([line["text_pair"] for line in lines] if "text_pair" in lines[0] else None)
+    assert read_.labels == [0, 1, 2, 0, 1, 2]
+
+
+def test_texts_to_continue_are_those_of_the_lines(tmp_path):
+    write_lines(tmp_path, TOLD)
+    found = text_data(classes=1).source.read(tmp_path, download=False)
+    assert found["train"].first == [line["prompt"] for line in TOLD]
+    assert found["train"].second == [line["completion"] for line in TOLD]
+    assert found["train"].labels is None
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "says"),
+    [
+        ("{", {}, "train.jsonl can't be read, at line 7 or near"),
+        ("[" * 100_000, {}, "train.jsonl can't be read, at line 7 or near"),
+        ("[]", {}, 'line 7 of .*train.jsonl is no object with a text "text" and a whole number "label"'),
+        ({"text": 1, "label": 0}, {}, "line 7"),
+        ({"text": "a", "label": "0"}, {}, "line 7"),
+        ({"text": "a", "label": True}, {}, "line 7"),
+        ({"text": "a"}, {}, "line 7"),
+        ({"text": "a", "text_pair": 1, "label": 0}, {}, "line 7"),
+        ({"text": "a", "text_pair": "b", "label": 0}, {}, "has lines with text_pair and lines without"),
+        ({"text": "a", "label": 0}, {"classes": 1}, 'line 1 of .* no object with texts "prompt" and "completion"'),
+        ({"text": "a", "label": 0}, {}, "the train split has 7 samples, expected 6"),
+        ({"text": "a", "label": 3}, {"train_size": 7}, r"the train split has a label outside 0\.\.2"),
+    ],
+)
+def test_texts_that_are_not_what_was_declared_are_one_sentence(tmp_path, monkeypatch, line, settings, says):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path, [*SENTENCES, line], SENTENCES[:3])
+    with pytest.raises(UserError, match=says) as raised:
+        text_data(**settings).load(tmp_path, download=False)
+    assert "\n" not in str(raised.value)
+
+
+def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path, PAIRS)
+    described = {
+        "defaults": [{"/schema/dataset@dataset": "text"}, {"override /model": "lstm"}, "_self_"],
+        "dataset": {
+            "name": "mine",
+            **SHAPE,
+            "max_length": 32,
+            **{key: f"${{model.{key}}}" for key in ("tokenizer", "vocabulary", "padding")},
+            "suggested": {"batch_size": 3, "epochs": 2, "lr": {"sgd": 1.0}},
+        },
+    }
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    (tmp_path / "conf/dataset/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(described))
+    words = ("-cd", str(tmp_path / "conf"), "dataset=mine", f"data.root={tmp_path}", "device=cpu", "tracker=disabled")
+    outcome = run(tmp_path / "results", *words, "delta=1e-3", settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    (record,) = records(tmp_path / "results")
+    summary = read(record, "summary.json")
+    assert (summary["dataset"], summary["steps"]) == ("mine", 4)
+    assert 7 < summary["eps"] <= 8
+
+
+def test_texts_to_continue_become_tokens_of_both_and_prompts(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path, TOLD)
+    splits = text_data(classes=1).load(tmp_path, download=False)
+    assert splits.prompts is not None
+    assert [splits.prompts.decode(ids[:-1]) for ids in splits.prompts.ids] == [line["prompt"] for line in TOLD[:3]]
+    assert splits.prompts.references == [[line["completion"]] for line in TOLD[:3]]
+    assert len(splits.train) == 6
