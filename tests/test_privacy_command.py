@@ -47,6 +47,7 @@ def test_every_scheme_and_accountant_has_its_multiplier(printed):
 
 def test_cost_of_tuning_is_that_of_its_theorem(printed):
     rows = table(printed)
+    assert not any("search" in name for name in rows)
     plan = composed(*SMALL).release_plan()
     delta = composed(*SMALL).delta_value
     each = RandomStopping.over(4).per_run(8.0, delta)
@@ -55,6 +56,19 @@ def test_cost_of_tuning_is_that_of_its_theorem(printed):
     assert float(stopping[1]) == pytest.approx(wanted, rel=1e-3)
     none, everything = float(rows["no tuning"][1]), float(rows["all 4 results published"][1])
     assert none < everything < 2.2 * none  # four runs need at most about twice the noise
+
+
+def test_a_search_has_a_row_of_its_own_beside_what_one_run_needs(capsys):
+    assert main([*SMALL, "eps=8", "privacy.search_runs=8", "--grid", "4"]) == 0
+    printed = capsys.readouterr().out
+    rows = table(printed)
+    assert "noise multiplier by one run, no search" in printed
+    alone, searched = (
+        budget(composed(*SMALL, "eps=8", *more)).noise_multiplier for more in ([], ["privacy.search_runs=8"])
+    )
+    assert float(rows["poisson, pld"][0]) == pytest.approx(alone, rel=1e-3)
+    assert float(rows["random search (privacy.search_runs)"][0]) == pytest.approx(searched, rel=1e-3)
+    assert searched > 1.2 * alone
 
 
 @pytest.mark.parametrize("eps", ["eps=1", "eps=8"])

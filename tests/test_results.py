@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -268,6 +269,14 @@ def test_groups_of_runs_are_compared(sweep):
     assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
     disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
     assert found["test accuracy, last (%)"][0] == as_printed(disk)
+    assert "data sets" not in outcome.out
+
+
+def test_means_over_several_data_sets_are_pointed_out(store):
+    changed = of_algorithm(store, "disk")[0] / "config.yaml"
+    changed.write_text(re.sub(r"(?m)^(dataset:\n(?:  .*\n)*?  name: ).*$", r"\1other", changed.read_text()))
+    outcome = results(store, "compare", "algo=disk", "vs", "algo=dpsgd")
+    assert outcome.out.splitlines()[-1] == "Means over several data sets say little: add dataset=... to algo=disk"
 
 
 # Exporting.

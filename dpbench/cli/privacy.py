@@ -78,7 +78,9 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
         f"N={first.dataset.train_size}, batch size {first.batch_size}, {first.steps} steps, "
         f"delta={first.delta_value:.3g}" + (" (of the first)" if len(private) > 1 else "")
     )
-    table = _table("eps spent" if given else "noise multiplier", columns)
+    searched = any(map(_is_searched, private))
+    what = "eps spent" if given else "noise multiplier"
+    table = _table(f"{what} by one run, no search" if searched else what, columns)
     for scheme in SCHEMES.values():
         for accountant in scheme.accountants:
             account = partial(_account, sampler=scheme.name, accountant=accountant)
@@ -164,6 +166,7 @@ def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Conso
     rows: dict[str, Callable[[RunConfig], float]] = {
         "no tuning": partial(_composed, grid=1),
         f"all {grid} results published": partial(_composed, grid=grid),
+        **({"random search (privacy.search_runs)": _searched} if any(map(_is_searched, jobs)) else {}),
         f"random stopping (Liu-Talwar), {RandomStopping.over(grid).expected_runs:.0f} trainings expected": partial(
             _stopping, grid=grid
         ),
@@ -191,6 +194,14 @@ def _composed(config: RunConfig, grid: int) -> float:
 def _with_less_beside(run: Repeat, divisor: float) -> Repeat:
     parts = tuple(part._replace(noise_multiplier=part.noise_multiplier / divisor) for part in run.release.beside)
     return run._replace(release=run.release._replace(beside=parts))
+
+
+def _is_searched(job: Job) -> bool:
+    return job.config.privacy.search_runs is not None
+
+
+def _searched(config: RunConfig) -> float:
+    return budget(config).noise_multiplier
 
 
 def _stopping(config: RunConfig, grid: int) -> float:

@@ -55,7 +55,7 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         UserError: there are not two groups with runs, or too many.
     """
     warn(index)
-    groups = groups_of(index, arguments)
+    groups, data = groups_of(index, arguments), index.column("dataset.name")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for group in groups:
@@ -70,6 +70,13 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
+    mixed = [group.name for group in groups if len({data[place] for place in group.places}) > 1]
+    if mixed:
+        console.print(
+            f"Means over several data sets say little: add dataset=... to {', '.join(mixed)}",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def groups_of(index: Index, arguments: Arguments) -> list[Group]:
