@@ -283,6 +283,7 @@ EQUAL |= {name: Case(settings) for name, settings in SHARDED.items()}
 APART = {
     "augmented": Case(("augmentation=crop_flip", "augmentation.crop=1", "augmentation.copies=2")),
     "secure noise": Case(("algo=dcsgd_e", "privacy.secure_noise=true")),
+    "secure shuffled batches": Case(("algo=dpsgd", "privacy=shuffled", "privacy.secure_noise=true")),
     "secure noise alone": Case((*ONE, "privacy.secure_noise=true"), no_samples),
 }
 FAILING = {

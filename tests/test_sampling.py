@@ -1,6 +1,7 @@
 """Samplers: what a batch holds, and what is remembered between batches."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,22 +19,32 @@ from dpbench.privacy.sampling import (
     make_sampler,
     steps_of,
 )
+from dpbench.privacy.uniform import SecureUniform, SeededUniform
 from dpbench.training.randomness import generator
 
-# Every statistical test below has a fixed seed and fails with probability below this for a right sampler.
+# Every statistical test below has a fixed seed or key and fails with probability below this for a right sampler.
 ERROR = 1e-6
 
 
 def seeded(seed=1):
-    return torch.Generator().manual_seed(seed)
+    return SeededUniform(torch.Generator().manual_seed(seed))
+
+
+def secure(key=bytes(range(32))):
+    with patch("os.urandom", return_value=key):
+        return SecureUniform(torch.device("cpu"))
+
+
+either = pytest.mark.parametrize("source", [seeded, secure])
 
 
 # Poisson
 
 
-def test_poisson_sampler_takes_each_sample_at_its_rate_independently():
+@either
+def test_poisson_sampler_takes_each_sample_at_its_rate_independently(source):
     size, rate, draws = 2000, 0.03, 500
-    sampler = PoissonSampler(size, round(size * rate), seeded())
+    sampler = PoissonSampler(size, round(size * rate), source())
     taken = torch.zeros(draws, size)
     for draw in taken:
         indices = sampler.draw()
@@ -67,16 +78,18 @@ def p_value_of_uniform(numbers, cells):
     return stats.chisquare(torch.bincount(numbers, minlength=cells).numpy()).pvalue
 
 
-def test_fixed_size_sampler_takes_every_subset_with_the_same_probability():
-    drawn = subsets(FixedSizeSampler(6, 3, seeded()), 20_000)
+@either
+def test_fixed_size_sampler_takes_every_subset_with_the_same_probability(source):
+    drawn = subsets(FixedSizeSampler(6, 3, source()), 20_000)
     kinds, numbers = drawn.unique(return_inverse=True)
     assert len(kinds) == math.comb(6, 3)
     assert all(int(kind).bit_count() == 3 for kind in kinds)
     assert p_value_of_uniform(numbers, len(kinds)) > ERROR
 
 
-def test_fixed_size_batches_are_independent_between_steps():
-    kinds, numbers = subsets(FixedSizeSampler(5, 2, seeded()), 20_001).unique(return_inverse=True)
+@either
+def test_fixed_size_batches_are_independent_between_steps(source):
+    kinds, numbers = subsets(FixedSizeSampler(5, 2, source()), 20_001).unique(return_inverse=True)
     # Pairs of successive batches, taken apart so that they don't overlap.
     pairs = numbers[:-1:2] * len(kinds) + numbers[1::2]
     assert p_value_of_uniform(pairs, len(kinds) ** 2) > ERROR
@@ -126,9 +139,10 @@ def test_passes_differ_where_they_are_reshuffled_and_are_equal_otherwise():
     assert first == second == third
 
 
+@either
 @pytest.mark.parametrize("reshuffle", [True, False])
-def test_the_place_of_a_sample_in_a_pass_is_uniform(reshuffle):
-    sampled = seeded()
+def test_the_place_of_a_sample_in_a_pass_is_uniform(reshuffle, source):
+    sampled = source()
     places = []
     for _ in range(4000):
         sampler = PassSampler(9, 3, sampled, reshuffle=reshuffle)
@@ -149,12 +163,12 @@ def test_a_sampler_continues_from_its_state_exactly(name, taken):
     sampler = make_sampler(SCHEMES[name], 10, 3, draws)
     for _ in range(taken):
         sampler.draw()
-    state, of_generator = sampler.state_dict(), draws.get_state()
+    state, of_generator = sampler.state_dict(), draws.generator.get_state()
     expected = [sampler.draw().tolist() for _ in range(9)]
 
     other = torch.Generator()
     other.set_state(of_generator)
-    resumed = make_sampler(SCHEMES[name], 10, 3, other)
+    resumed = make_sampler(SCHEMES[name], 10, 3, SeededUniform(other))
     resumed.load_state_dict(state)
     assert [resumed.draw().tolist() for _ in range(9)] == expected
 
@@ -190,13 +204,31 @@ def test_a_sampler_draws_from_its_own_generator_alone(name):
     before = {stream: each.get_state() for stream, each in streams.items()}
     assert len({tuple(state.tolist()) for state in before.values()}) == len(streams)
     everywhere = torch.get_rng_state()
-    sampler = make_sampler(SCHEMES[name], 50, 10, streams["sampling"])
+    sampler = make_sampler(SCHEMES[name], 50, 10, SeededUniform(streams["sampling"]))
     for _ in range(7):
         sampler.draw()
     assert torch.equal(torch.get_rng_state(), everywhere)
     for stream in ("noise", "augmentation"):
         assert torch.equal(streams[stream].get_state(), before[stream])
     assert not torch.equal(streams["sampling"].get_state(), before["sampling"])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_secure_batches_follow_from_no_seed(name):
+    batches = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        source = SecureUniform(torch.device("cpu"))
+        batches.append(make_sampler(SCHEMES[name], 200, 100, source).draw().tolist())
+    assert batches[0] != batches[1]
+
+
+def test_uniform_numbers_of_a_key_are_uniform_in_all_their_bits():
+    count = 100_000
+    numbers = secure().fill(torch.empty(2, count // 2, dtype=torch.float64)).flatten().numpy()
+    assert stats.kstest(numbers, "uniform").pvalue > ERROR
+    assert stats.kstest((numbers * 2**40) % 1, "uniform").pvalue > ERROR
+    assert 0 <= numbers.min() < numbers.max() < 1
 
 
 # Schemes

@@ -17,6 +17,7 @@ from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import MicroBatch
 from dpbench.privacy import Plan, Release, epsilon
 from dpbench.privacy.sampling import PoissonSampler
+from dpbench.privacy.uniform import SeededUniform
 from dpbench.training.randomness import generator, global_stream
 
 # Runs, as a share of those that judge, from which the thresholds are chosen; they judge nothing.
@@ -113,7 +114,8 @@ class Observer:
         self._without = target.others
         (x, y), (canary_x, canary_y) = target.others, target.canary
         self._with_canary = torch.cat([x, canary_x]), torch.cat([y, canary_y])
-        draws = generator(target.config.seed, "sampling", target.direction.device, config_hash(target.config))
+        stream = generator(target.config.seed, "sampling", target.direction.device, config_hash(target.config))
+        draws = SeededUniform(stream)
         rate = target.config.sampling_rate
         sizes = (len(self._without[1]), len(self._with_canary[1]))
         self._samplers = {size: PoissonSampler(size, size * rate, draws) for size in sizes} if rate < 1 else {}

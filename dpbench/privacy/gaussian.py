@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 from typing_extensions import override
+
+from dpbench.privacy.key_stream import UNIT, KeyStream
 
 # Independent standard normals that make one number of noise, whose sum over sqrt(4) is standard normal again.
 SUMMANDS = 4
@@ -38,16 +37,15 @@ class SeededGaussian(GaussianSource):
 class SecureGaussian(GaussianSource):
     """Noise of a stream cipher under a key that never leaves the process.
 
-    Uniform numbers come from ChaCha20 under a key of the operating system's; a run that is resumed draws a new key,
-    because one kept in a checkpoint would give all noise away. Each number is the sum of four normals over two, in
-    double precision: which sums of four floating-point normals a value can be is too costly to enumerate, which the
-    attack on the gaps of a single draw needs (Mironov 2012; Holohan and Braghin 2021). The sum is rounded once, to the
-    type of the tensor. Numbers are made on the CPU.
+    Uniform numbers come from a `KeyStream`; a run that is resumed draws a new key, because one kept in a checkpoint
+    would give all noise away. Each number is the sum of four normals over two, in double precision: which sums of four
+    floating-point normals a value can be is too costly to enumerate, which the attack on the gaps of a single draw
+    needs (Mironov 2012; Holohan and Braghin 2021). The sum is rounded once, to the type of the tensor. Numbers are made
+    on the CPU.
     """
 
     def __init__(self) -> None:
-        # A nonce names one stream of a key, and the key is used for one stream alone.
-        self._stream = Cipher(ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+        self._stream = KeyStream()
 
     @override
     def fill(self, out: Tensor) -> Tensor:
@@ -65,5 +63,4 @@ class SecureGaussian(GaussianSource):
 
     def _uniform(self, count: int) -> np.ndarray:
         """Numbers in (0, 1): odd multiples of 2^-54."""
-        words = np.frombuffer(self._stream.update(bytes(8 * count)), dtype=np.uint64)
-        return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return (self._stream.multiples(count) + 0.5) * UNIT

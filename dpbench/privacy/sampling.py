@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpbench.privacy.uniform import UniformSource
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -74,17 +76,17 @@ class Sampler:
         batch: B, the size of a batch: expected for Poisson sampling, exact otherwise but for a last one of a pass.
     """
 
-    def __init__(self, size: int, batch: int, generator: torch.Generator) -> None:
+    def __init__(self, size: int, batch: int, source: UniformSource) -> None:
         self.size = size
         self.batch = batch
-        self._generator = generator
+        self._source = source
 
     def draw(self) -> Tensor:
-        """Indices of the next batch, shape (B,), int64, on the generator's device."""
+        """Indices of the next batch, shape (B,), int64, on the source's device."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """What the sampler remembers between batches; its generator is its owner's."""
+        """What the sampler remembers between batches; its source is its owner's."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -94,15 +96,15 @@ class Sampler:
 class PoissonSampler(Sampler):
     """Each sample takes part in each step with probability q = B/N, independently. A batch may be empty."""
 
-    def __init__(self, size: int, batch: float, generator: torch.Generator) -> None:
-        super().__init__(size, math.ceil(batch), generator)
+    def __init__(self, size: int, batch: float, source: UniformSource) -> None:
+        super().__init__(size, math.ceil(batch), source)
         self._rate = batch / size
         # Double precision: a float32 draw rounds q to a multiple of 2^-24.
-        self._draws = torch.empty(size, dtype=torch.float64, device=generator.device)
+        self._draws = torch.empty(size, dtype=torch.float64, device=source.device)
 
     def draw(self) -> Tensor:
         """Ascending indices."""
-        return (self._draws.uniform_(generator=self._generator) < self._rate).nonzero().squeeze(1)
+        return (self._source.fill(self._draws) < self._rate).nonzero().squeeze(1)
 
 
 class FixedSizeSampler(Sampler):
@@ -110,8 +112,7 @@ class FixedSizeSampler(Sampler):
 
     def draw(self) -> Tensor:
         """Indices in random order."""
-        order = torch.randperm(self.size, generator=self._generator, device=self._generator.device)
-        return order[: self.batch]
+        return self._source.order(self.size)[: self.batch]
 
 
 class PassSampler(Sampler):
@@ -121,8 +122,8 @@ class PassSampler(Sampler):
         reshuffle: draw a new order for each pass; otherwise all passes share the first.
     """
 
-    def __init__(self, size: int, batch: int, generator: torch.Generator, *, reshuffle: bool) -> None:
-        super().__init__(size, batch, generator)
+    def __init__(self, size: int, batch: int, source: UniformSource, *, reshuffle: bool) -> None:
+        super().__init__(size, batch, source)
         self.reshuffle = reshuffle
         self._order: Tensor | None = None
         self._next = 0
@@ -130,7 +131,7 @@ class PassSampler(Sampler):
     def draw(self) -> Tensor:
         """Indices in random order."""
         if self._order is None or (self.reshuffle and self._next >= self.size):
-            self._order = torch.randperm(self.size, generator=self._generator, device=self._generator.device)
+            self._order = self._source.order(self.size)
         if self._next >= self.size:
             self._next = 0
         batch = self._order[self._next : self._next + self.batch]
@@ -147,13 +148,13 @@ class PassSampler(Sampler):
         self._next = state["next"] if state else 0
 
 
-def make_sampler(scheme: Scheme, size: int, batch: int, generator: torch.Generator) -> Sampler:
+def make_sampler(scheme: Scheme, size: int, batch: int, source: UniformSource) -> Sampler:
     """The sampler of a scheme over N samples with batches of B."""
     if scheme == POISSON:
-        return PoissonSampler(size, batch, generator)
+        return PoissonSampler(size, batch, source)
     if scheme == FIXED_SIZE:
-        return FixedSizeSampler(size, batch, generator)
-    return PassSampler(size, batch, generator, reshuffle=scheme == SHUFFLED)
+        return FixedSizeSampler(size, batch, source)
+    return PassSampler(size, batch, source, reshuffle=scheme == SHUFFLED)
 
 
 def steps_of(scheme: Scheme, size: int, batch: int, epochs: float) -> int:

@@ -29,6 +29,7 @@ from dpbench.data import Samples, Shard, Splits
 from dpbench.errors import UserError
 from dpbench.gradients import Clipped, Request
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
+from dpbench.privacy.uniform import SeededUniform, UniformSource
 from dpbench.training.team import ALONE, Team
 
 T = TypeVar("T")
@@ -87,9 +88,13 @@ class TorchTeam(Team):
         return Splits(share(splits.train), share(splits.test), others, splits.prompts)
 
     @override
-    def shared(self, source: GaussianSource) -> GaussianSource:
+    def shared_noise(self, source: GaussianSource) -> GaussianSource:
         # A seeded source gives the same everywhere anyway.
-        return source if isinstance(source, SeededGaussian) else _FromTheLeader(self, source)
+        return source if isinstance(source, SeededGaussian) else _NoiseFromTheLeader(self, source)
+
+    @override
+    def shared_draws(self, source: UniformSource) -> UniformSource:
+        return source if isinstance(source, SeededUniform) else _DrawsFromTheLeader(self, source)
 
     @override
     def agreed(self, value: Tensor) -> Tensor:
@@ -264,7 +269,7 @@ def _on_the_cpu(patience: timedelta) -> dist.ProcessGroup:
     return group
 
 
-class _FromTheLeader(GaussianSource):
+class _NoiseFromTheLeader(GaussianSource):
     """Noise of rank 0's source for all, sent over the network as it is."""
 
     def __init__(self, team: TorchTeam, source: GaussianSource) -> None:
@@ -277,6 +282,31 @@ class _FromTheLeader(GaussianSource):
             self._source.fill(out)
         self._team.meet("noise")
         return self._team.overwrite(out, 0)
+
+
+class _DrawsFromTheLeader(UniformSource):
+    """What rank 0's source draws for all, sent over the network as it is."""
+
+    def __init__(self, team: TorchTeam, source: UniformSource) -> None:
+        self.device = source.device
+        self._team = team
+        self._source = source
+
+    @override
+    def fill(self, out: Tensor) -> Tensor:
+        if self._team.leads:
+            self._source.fill(out)
+        self._team.meet("a draw of samples")
+        return self._team.overwrite(out, 0)
+
+    @override
+    def order(self, size: int) -> Tensor:
+        if self._team.leads:
+            order = self._source.order(size)
+        else:
+            order = torch.empty(size, dtype=torch.int64, device=self.device)
+        self._team.meet("a draw of samples")
+        return self._team.overwrite(order, 0)
 
 
 def _in_words(error: Exception) -> tuple[str, str]:

@@ -116,7 +116,7 @@ def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path]) -> No
 def join(team: Team, parts: Assembly, config: RunConfig) -> None:
     """Make of a run, as it was put together, this process's part in it."""
     step = parts.step
-    step.noise_source, step.side_source = team.shared(step.noise_source), team.shared(step.side_source)
+    step.noise_source, step.side_source = team.shared_noise(step.noise_source), team.shared_noise(step.side_source)
     if not team.leads:
         step.recorder = None
     if config.shard_states and team.size > 1:

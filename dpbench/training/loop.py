@@ -15,6 +15,7 @@ from dpbench.data import Prompts, Splits, TextDataset
 from dpbench.models import NextToken
 from dpbench.privacy import Ledger, make_sampler
 from dpbench.privacy.sampling import Sampler
+from dpbench.privacy.uniform import SecureUniform, SeededUniform, UniformSource
 from dpbench.scores import text_scores
 from dpbench.stage import State
 from dpbench.training.assemble import Assembly
@@ -72,7 +73,7 @@ class Progress:
 
     Attributes:
         sampler: draws the batches.
-        draws: generator of the sampler.
+        draws: where the sampler draws from.
         augmenting: generator of the augmentation.
         loss_sum: of the samples drawn since the last evaluation, float64, shape ().
         seen: their number.
@@ -80,7 +81,7 @@ class Progress:
     """
 
     sampler: Sampler
-    draws: torch.Generator
+    draws: UniformSource
     augmenting: torch.Generator
     loss_sum: Tensor
     seen: int = 0
@@ -90,7 +91,10 @@ class Progress:
     def start(cls, config: RunConfig, splits: Splits, team: Team = ALONE) -> Progress:
         """Of a run that has taken no step, in this process of those that train it."""
         device, run = splits.train.labels.device, config_hash(config)
-        draws = generator(config.seed, "sampling", device, run)
+        if config.privacy.secure_noise:
+            draws = team.shared_draws(SecureUniform(device))
+        else:
+            draws = SeededUniform(generator(config.seed, "sampling", device, run))
         return cls(
             make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws),
             draws,

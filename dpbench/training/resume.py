@@ -10,10 +10,10 @@ The seeded noise does not depend on the noise multiplier, which another version 
 keeps the multiplier that it was begun with as long as that stays within eps, and is refused otherwise: two releases of
 one sum with the same noise at two multipliers would give away the sum.
 
-With `privacy.secure_noise` noise can't be drawn again, by design. A step that is taken again is then a release of its
-own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk before each
-evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing was
-published.
+With `privacy.secure_noise` neither samples nor noise can be drawn again, by design. A step that is taken again is then
+a release of its own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk
+before each evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing
+was published.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.privacy.uniform import SeededUniform
 from dpbench.spectra import GradientRecorder
 from dpbench.stage import State
 from dpbench.training.assemble import Assembly
@@ -75,13 +76,14 @@ class Training(NamedTuple):
             "loop": progress,
             "metrics": _MetricsSoFar(self.metrics),
             "ledger": _LedgerSoFar(self.ledger, self.metrics),
-            "stream of samples": _Stream(progress.draws),
             "stream of augmentation": _Stream(progress.augmenting),
             GLOBAL: _GlobalStreams(self.parts.step.gradients.flat.vector.device),
         }
         for name, source in (("noise", step.noise_source), ("side noise", step.side_source)):
             if isinstance(source, SeededGaussian):
                 found[f"stream of {name}"] = _Stream(source.generator)
+        if isinstance(progress.draws, SeededUniform):
+            found["stream of samples"] = _Stream(progress.draws.generator)
         if isinstance(step.recorder, GradientRecorder):
             found["recorder"] = step.recorder
         return found

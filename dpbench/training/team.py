@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dpbench.data import Splits
 from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.uniform import UniformSource
 
 T = TypeVar("T")
 
@@ -49,8 +50,12 @@ class Team:
         """The splits, of which this process computes its share."""
         return splits
 
-    def shared(self, source: GaussianSource) -> GaussianSource:
+    def shared_noise(self, source: GaussianSource) -> GaussianSource:
         """A source that gives all processes the same noise."""
+        return source
+
+    def shared_draws(self, source: UniformSource) -> UniformSource:
+        """A source that gives all processes the same batches."""
         return source
 
     def agreed(self, value: Tensor) -> Tensor:
