@@ -126,6 +126,15 @@ def test_all_bands_are_the_square_root_of_prefix_sums():
     np.testing.assert_allclose(root @ root, np.tril(np.ones((STEPS, STEPS))), atol=1e-12)
 
 
+def test_bands_that_no_step_has_cost_nothing():
+    """10^12 coefficients would take 8 TB."""
+    endless, whole = (
+        composed("algo=dp_ftrl_banded", f"noise.bands={bands}", "model=linear") for bands in (10**12, 10**4)
+    )
+    assert pass_multiplier(endless.release_plan()) == pass_multiplier(whole.release_plan())
+    assert [endless.noise.deviation(t) for t in range(9)] == [whole.noise.deviation(t) for t in range(9)]
+
+
 @pytest.mark.parametrize("overrides", [("noise=tree",), ("noise=tree", "noise.restart=true"), ("noise=banded",)])
 def test_the_step_releases_prefix_sums_with_the_noise_of_the_matrix(overrides):
     """B C⁻¹ Z read off the iterates of the real step on empty batches, with Z of unit vectors."""

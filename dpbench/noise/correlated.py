@@ -140,9 +140,10 @@ class BandedNoise(CorrelatedNoise):
         from scipy.signal import lfilter  # takes a second, which most commands have no use for
 
         super().prepare(course)
-        impulse = np.zeros(self._epoch if self.restart else course.steps)
+        steps = self._epoch if self.restart else course.steps
+        impulse = np.zeros(steps)
         impulse[:1] = 1.0
-        self._coefficients = self.correlation.coefficients.tolist()
+        self._coefficients = self.correlation.within(steps).tolist()
         self._deviations = np.sqrt(np.cumsum(lfilter([1.0], self._coefficients, impulse) ** 2)).tolist()
 
     @override

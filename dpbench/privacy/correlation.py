@@ -110,7 +110,11 @@ class BandedSquareRoot(Correlation):
     @property
     def coefficients(self) -> np.ndarray:
         """c_0 ... c_{b-1}, float64."""
-        k = np.arange(1, self.bands)
+        return self.within(self.bands)
+
+    def within(self, steps: int) -> np.ndarray:
+        """Those coefficients whose lags so many steps have."""
+        k = np.arange(1, min(self.bands, steps))
         return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
@@ -119,7 +123,7 @@ class BandedSquareRoot(Correlation):
 
     def _strategy(self, steps: int) -> np.ndarray:
         matrix = np.zeros((steps, steps))
-        for lag, coefficient in enumerate(self.coefficients[:steps]):
+        for lag, coefficient in enumerate(self.within(steps)):
             matrix += np.diag(np.full(steps - lag, coefficient), -lag)
         return matrix
 
@@ -127,7 +131,7 @@ class BandedSquareRoot(Correlation):
 @cache
 def _toeplitz_square(correlation: BandedSquareRoot, steps: int, epoch: int) -> float:
     column = np.zeros(steps)
-    bands = correlation.coefficients
+    bands = correlation.within(steps)
     for start in range(0, steps, epoch):
         part = bands[: steps - start]
         column[start : start + len(part)] += part
