@@ -16,6 +16,9 @@ from dpbench.stage import Stage, State
 # Up to this, sums in float32 keep a sample's contribution within a thousandth of its bound.
 LARGEST_WEIGHT = 1e4
 
+# Each is a pass over every batch.
+MOST_POINTS = 1000
+
 
 class Point(NamedTuple):
     """One term of the query: `weight` times the gradient at `iterate`, a flat vector of shape (d,)."""
@@ -127,7 +130,7 @@ class LastIterates(Query):
     again (start="pad", evaluated once), or nothing (start="truncate"), where normalised weights still sum to 1.
 
     Attributes:
-        length: k >= 1, iterates in the window, the current one included.
+        length: k from 1 to 1000, iterates in the window, the current one included.
         decay: β in [0, 1]; 0 is the gradient at the current iterate alone.
         normalised: whether the weights sum to 1; without, w_0 = 1 (InnerOuter, Xiao et al. 2023).
         start: "pad" or "truncate".
@@ -139,7 +142,8 @@ class LastIterates(Query):
     start: str = "pad"
 
     def __post_init__(self) -> None:
-        require(self.length >= 1, "query.length", self.length, "a whole number >= 1")
+        fits = 1 <= self.length <= MOST_POINTS
+        require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
         require(0 <= self.decay <= 1, "query.decay", self.decay, "a number in [0, 1]")
         require(self.start in ("pad", "truncate"), "query.start", self.start, "pad or truncate")
         self._history = History()
@@ -185,7 +189,7 @@ class ApartIterates(Query):
     which is a run of this with ``privacy.noise_multiplier`` k times smaller and the eps that this really spends.)
 
     Attributes:
-        length: k >= 1, number of gradients.
+        length: k from 1 to 1000, number of gradients.
     """
 
     clipped_apart: ClassVar[bool] = True
@@ -193,7 +197,8 @@ class ApartIterates(Query):
     length: int = 2
 
     def __post_init__(self) -> None:
-        require(self.length >= 1, "query.length", self.length, "a whole number >= 1")
+        fits = 1 <= self.length <= MOST_POINTS
+        require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
         self._history = History()
 
     @property

@@ -71,6 +71,7 @@ def test_the_authors_default_is_the_chebyshev_that_the_specification_names():
     "override",
     [
         "filter.order=0",
+        "filter.order=1000000000",
         "filter.cutoff=0",
         "filter.cutoff=0.5",
         "filter.ripple=0",
@@ -155,7 +156,9 @@ def test_caller_may_overwrite_the_input():
     assert torch.equal(torch.stack(found), want)
 
 
-@pytest.mark.parametrize(("override", "field"), [("lags=-1", "lags"), ("smallest=0", "smallest")])
+@pytest.mark.parametrize(
+    ("override", "field"), [("lags=-1", "lags"), ("lags=1000000000", "lags"), ("smallest=0", "smallest")]
+)
 def test_settings_of_the_online_filter_out_of_range_are_refused(override, field):
     with pytest.raises(UserError, match=f"filter.{field}"):
         composed("filter=online_fir", f"filter.{override}")

@@ -513,10 +513,12 @@ def test_the_noise_of_the_published_code_is_a_run_of_the_eps_that_it_really_spen
     ("make", "field"),
     [
         (lambda: LastIterates(length=0), "query.length"),
+        (lambda: LastIterates(length=10**9), "query.length"),
         (lambda: LastIterates(decay=1.1), "query.decay"),
         (lambda: LastIterates(decay=-0.1), "query.decay"),
         (lambda: LastIterates(start="zero"), "query.start"),
         (lambda: ApartIterates(length=0), "query.length"),
+        (lambda: ApartIterates(length=10**9), "query.length"),
     ],
 )
 def test_settings_out_of_range_are_refused(make, field):

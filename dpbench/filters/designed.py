@@ -21,7 +21,7 @@ class Designed(Filter):
     """A `RecursiveLowPass` whose taps are computed; its gain at frequency zero is 1.
 
     Attributes:
-        order: n >= 1.
+        order: n from 1 to 100.
         cutoff: in cycles per step, in (0, 0.5).
     """
 
@@ -31,7 +31,7 @@ class Designed(Filter):
     cutoff: float = 0.05
 
     def __post_init__(self) -> None:
-        require(self.order >= 1, "filter.order", self.order, "a whole number >= 1")
+        require(1 <= self.order <= 100, "filter.order", self.order, "a whole number from 1 to 100")
         require(0 < self.cutoff < 0.5, "filter.cutoff", self.cutoff, "a number in (0, 0.5), in cycles per step")
         b, a = self._design()
         b = b / b.sum() * a.sum()

@@ -21,7 +21,7 @@ class OnlineFIR(Filter):
     definition, and a negative estimate counts as 0. Until `lags` gradients are known those there are share the weight.
 
     Attributes:
-        lags: n_b >= 0, number of past gradients used and kept.
+        lags: n_b from 0 to 1000, number of past gradients used and kept.
         smallest: ε_1 > 0, least squared norm that a gradient is taken to have.
     """
 
@@ -29,7 +29,7 @@ class OnlineFIR(Filter):
     smallest: float = 1e-3
 
     def __post_init__(self) -> None:
-        require(self.lags >= 0, "filter.lags", self.lags, "a whole number >= 0")
+        require(0 <= self.lags <= 1000, "filter.lags", self.lags, "a whole number from 0 to 1000")
         require(self.smallest > 0, "filter.smallest", self.smallest, "a number > 0")
         self._noise_variance = 0.0
         self._past: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...

@@ -40,7 +40,7 @@ class HistogramThreshold(Threshold):
 
     Attributes:
         norm: C_0.
-        bins: b.
+        bins: b, from 1 to 100,000.
         histogram_noise: σ_H, standard deviation of the noise in each bin.
     """
 
@@ -50,7 +50,7 @@ class HistogramThreshold(Threshold):
 
     def __post_init__(self) -> None:
         require(1e-8 <= self.norm <= 1e8, "threshold.norm", self.norm, "a number from 1e-8 to 1e8")
-        require(self.bins >= 1, "threshold.bins", self.bins, "a whole number > 0")
+        require(1 <= self.bins <= 100_000, "threshold.bins", self.bins, "a whole number from 1 to 100000")
         noise = self.histogram_noise
         require(0 < noise < math.inf, "threshold.histogram_noise", noise, "a finite number > 0")
         self._threshold = self.norm
