@@ -261,8 +261,13 @@ def test_algorithms_are_the_stages_they_name():
     ("make", "field"),
     [
         (lambda: GrowingNoise(start=0.0), "noise.start"),
+        (lambda: GrowingNoise(start=1e300), "noise.start"),
         (lambda: GrowingNoise(growth=-1.0), "noise.growth"),
+        (lambda: GrowingNoise(growth=1e300), "noise.growth"),
+        (lambda: InverseSqrt(a=1e300), "schedule.a"),
+        (lambda: InverseSqrt(c=1e300), "schedule.c"),
         (lambda: DecayingNoise(decay=0.0), "noise.decay"),
+        (lambda: DecayingNoise(decay=1e-12), "noise.decay"),
         (lambda: DecayingThreshold(decay=1.5), "threshold.decay"),
         (lambda: DecayingThreshold(norm=1e-30, decay=0.1), "threshold.norm"),
     ],

@@ -99,9 +99,11 @@ def test_disk_as_released_spends_less_or_more_than_it_states():
         assert found.eps == pytest.approx(epsilon(equal, config.delta_value, "rdp", eps_scale=1.0), rel=0.02)
 
 
-@pytest.mark.parametrize(("kappa", "gamma", "field"), [(0.0, 0.5, "kappa"), (1.1, 0.5, "kappa"), (0.7, 0.0, "gamma")])
+@pytest.mark.parametrize(
+    ("kappa", "gamma", "field"), [(0.0, 0.5, "kappa"), (1.1, 0.5, "kappa"), (0.7, 0.0, "gamma"), (1e-9, 1.0, "gamma")]
+)
 def test_noise_of_the_released_code_of_disk_refuses_what_disk_refuses(kappa, gamma, field):
-    with pytest.raises(UserError, match=f"noise.{field}=.*: expected a"):
+    with pytest.raises(UserError, match=f"noise.{field}=.*: expected "):
         DiskReleasedNoise(kappa, gamma)
 
 

@@ -10,13 +10,16 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.noise.base import Noise
 
+# The largest of the query.
+LARGEST_WEIGHT = 1e4
+
 
 @dataclass
 class UnderstatedNoise(Noise):
     """Less noise than a publication's accountant takes it for, as some released code adds.
 
     Attributes:
-        divisor: the noise of each step is divided by it.
+        divisor: the noise of each step is divided by it; from 1e-6 to 1e6.
         first: step from which on.
     """
 
@@ -24,7 +27,7 @@ class UnderstatedNoise(Noise):
     first: int = 0
 
     def __post_init__(self) -> None:
-        require(0 < self.divisor < math.inf, "noise.divisor", self.divisor, "a finite number > 0")
+        require(1e-6 <= self.divisor <= 1e6, "noise.divisor", self.divisor, "a number from 1e-6 to 1e6")
         require(self.first >= 0, "noise.first", self.first, "a whole number >= 0")
 
     @override
@@ -54,6 +57,9 @@ class DiskReleasedNoise(Noise):
     def __post_init__(self) -> None:
         require(0 < self.kappa <= 1, "noise.kappa", self.kappa, "a number in (0, 1]")
         require(self.gamma != 0 and math.isfinite(self.gamma), "noise.gamma", self.gamma, "a finite number but 0")
+        fits = (1 - self.kappa) <= LARGEST_WEIGHT * abs(self.kappa * self.gamma)
+        told = f"so large that (1 - κ)/(κ|γ|) is at most {LARGEST_WEIGHT:g}, here with κ = {self.kappa:g}"
+        require(fits, "noise.gamma", self.gamma, told)
 
     @override
     def scale(self, step: int) -> float:

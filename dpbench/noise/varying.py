@@ -44,16 +44,16 @@ class GrowingNoise(Noise):
     before training.
 
     Attributes:
-        start: b_0² > 0; 20 in the paper.
-        growth: C >= 0, guess of what each step adds; 1e-5 to 1 in the paper.
+        start: b_0² from 1e-12 to 1e12; 20 in the paper.
+        growth: C from 0 to 1e12, guess of what each step adds; 1e-5 to 1 in the paper.
     """
 
     start: float = 20.0
     growth: float = 1e-4
 
     def __post_init__(self) -> None:
-        require(0 < self.start < math.inf, "noise.start", self.start, "a finite number > 0")
-        require(0 <= self.growth < math.inf, "noise.growth", self.growth, "a finite number >= 0")
+        require(1e-12 <= self.start <= 1e12, "noise.start", self.start, "a number from 1e-12 to 1e12")
+        require(0 <= self.growth <= 1e12, "noise.growth", self.growth, "a number from 0 to 1e12")
 
     @override
     def scale(self, step: int) -> float:
@@ -65,13 +65,13 @@ class DecayingNoise(Noise):
     """s_t = decay^(t/T): the noise of dynamic DP-SGD (Du et al. 2021), whose μ_t = μ_0 decay^(-t/T) is Δ_t/noise.
 
     Attributes:
-        decay: scale that step T would have, over that of step 0, in (0, 1].
+        decay: scale that step T would have, over that of step 0, from 1e-6 to 1.
     """
 
     decay: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 < self.decay <= 1, "noise.decay", self.decay, "a number in (0, 1]")
+        require(1e-6 <= self.decay <= 1, "noise.decay", self.decay, "a number from 1e-6 to 1")
         self._steps = 1
 
     @override

@@ -58,16 +58,16 @@ class InverseSqrt(Schedule):
     """1/sqrt(a + c t): ADP's schedule (ii) with a = 20, c = 1 and optim.lr = 1 (Wu et al. 2021).
 
     Attributes:
-        a: offset > 0.
-        c: growth >= 0.
+        a: offset from 1e-12 to 1e12.
+        c: growth from 0 to 1e12.
     """
 
     a: float = 20.0
     c: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.a > 0, "schedule.a", self.a, "a number > 0")
-        require(self.c >= 0, "schedule.c", self.c, "a number >= 0")
+        require(1e-12 <= self.a <= 1e12, "schedule.a", self.a, "a number from 1e-12 to 1e12")
+        require(0 <= self.c <= 1e12, "schedule.c", self.c, "a number from 0 to 1e12")
 
     @override
     def factor(self, step: int, steps: int) -> float:
