@@ -11,7 +11,7 @@ from scipy.integrate import quad
 
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
-from dpbench.privacy import BudgetError, Ledger, Plan, Release, calibrate, epsilon
+from dpbench.privacy import SCHEMES, BudgetError, Ledger, Plan, Release, calibrate, epsilon
 from dpbench.privacy.accountants import least_epsilon
 from dpbench.training.budget import budget, open_ledger
 
@@ -317,6 +317,31 @@ def test_configured_multiplier_beyond_the_budget_is_refused():
     assert budget(enough).noise_multiplier == 20
     with pytest.raises(UserError, match=r"privacy.noise_multiplier=1: spends eps=.* more than eps=2"):
         budget(short)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("privacy.noise_multiplier=1e8", "noise=growing"), "privacy.noise_multiplier=1e+08: gives a step"),
+        (("privacy=as_published", "privacy.published=adp_theorem", "eps=1e-9"), "eps=1e-09: gives a step"),
+        (
+            ("privacy=fixed_size", "eps=1e-9", "delta=1e-9"),
+            "eps=1e-09: no noise multiplier below e^20 reaches it by this account",
+        ),
+    ],
+)
+def test_noise_beyond_float32_is_refused(overrides, said):
+    with pytest.raises(UserError) as caught:
+        budget(compose_jobs(["epochs=1", *overrides], multirun=False)[0].config)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))
+def test_more_noise_than_accountants_take_spends_no_more(scheme):
+    releases = Plan.of([Release(0.1, 1.0)] * 20, scheme, 10 if scheme.passes else 0)
+    for accountant in scheme.accountants:
+        most, beyond = (epsilon(releases.scaled(z), 1e-9, accountant, eps_scale=1.0) for z in (1e8, 1e9))
+        assert 0 <= beyond <= most
 
 
 def test_plan_of_a_run_is_what_its_ledger_expects():

@@ -297,6 +297,13 @@ def test_a_multiplier_that_is_enough_for_a_run_but_not_for_its_search_is_refused
         composed("privacy=as_published", "privacy.search_runs=8")
 
 
+@pytest.mark.parametrize("sampler", ["poisson", "fixed_size", "cyclic"])
+def test_a_search_that_spends_more_by_choosing_alone_than_there_is_is_refused(sampler):
+    config = composed(f"privacy={sampler}", "privacy.search_runs=8", "eps=1e-3")
+    with pytest.raises(UserError, match=r"^eps=0\.001: expected more than .*, which choosing among runs costs alone"):
+        budget(config)
+
+
 def test_a_run_of_a_search_is_another_run_and_one_of_none_is_what_it_was():
     hashes = {config_hash(composed(*lines)) for lines in ((), ("privacy.search_runs=8",), ("privacy.search_runs=9",))}
     assert len(hashes) == 3

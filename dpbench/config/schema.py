@@ -26,6 +26,10 @@ from dpbench.training import schedules
 DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+# Above this privacy loss distributions overflow, and nothing is promised anyway.
+LARGEST_EPS = 1e6
+# A plan lists the noise of every step; so many take a GB.
+MOST_STEPS = 10_000_000
 
 
 @dataclass
@@ -163,6 +167,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(self.eps > 0, "eps", self.eps, "a number > 0, or inf to train without noise")
+        bounded = self.eps <= LARGEST_EPS or self.eps == math.inf
+        require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
         # Below, PLD may be less than eps by its floating point; above, it takes all memory, for a promise to nobody.
         sensible = 1e-9 <= self._delta() <= 0.1
         require(sensible, "delta", self.delta, "a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N")
@@ -178,6 +184,8 @@ class RunConfig:
         )
         enough = 0 < self.epochs < math.inf and self.steps > 0
         require(enough, "epochs", self.epochs, "a number > 0, and enough for a step")
+        most = f"so few that the run has at most {MOST_STEPS:,} steps, here {self.steps:.4g}"
+        require(self.steps <= MOST_STEPS, "epochs", self.epochs, most)
         micro = self.micro_batch
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")

@@ -49,7 +49,9 @@ def event(plan: Plan) -> dp_accounting.DpEvent:
 def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
     import dp_accounting
 
-    gaussian = dp_accounting.GaussianDpEvent(release.joint.noise_multiplier / scheme.sensitivity)
+    # Counted as less noise, which is valid, where an accountant would overflow.
+    multiplier = min(release.joint.noise_multiplier, LARGEST_MULTIPLIER)
+    gaussian = dp_accounting.GaussianDpEvent(multiplier / scheme.sensitivity)
     if scheme == FIXED_SIZE:
         # Its bound depends on the sizes through their ratio alone, and grows with it.
         size = 10**12

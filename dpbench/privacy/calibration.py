@@ -17,7 +17,7 @@ from dpbench.privacy.plan import Plan
 
 # What a calibrated plan spends is below the target by at most this share of it.
 TOLERANCE = 2e-4
-UNREACHED = "no noise multiplier below e^20 reaches it with this many steps"
+UNREACHED = "no noise multiplier below e^20 reaches it by this account; take a larger eps or delta, or fewer steps"
 
 
 @dataclass(frozen=True)

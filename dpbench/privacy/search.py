@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
 from dpbench import cache
+from dpbench.errors import UserError
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_curve, renyi_curve
 from dpbench.privacy.calibration import TOLERANCE, solve, why_unreached
 from dpbench.privacy.grouping import EXCESS
@@ -38,7 +40,7 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
         search: how many runs, and how their number is drawn.
 
     Raises:
-        UserError: no multiplier reaches it: with few releases of small delta, choosing alone costs more.
+        UserError: no multiplier reaches it, which is so where choosing alone costs more.
     """
     key = [plan.runs, plan.scheme.name, plan.epoch, repr(plan.correlation), eps, delta, repr(search)]
     key += [TOLERANCE, EXCESS, version("dp-accounting")]
@@ -49,6 +51,11 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
     def spent(multiplier: float, curve: Callable[[Plan, float], RenyiCurve]) -> float:
         return search.cost(curve(plan.scaled(max(multiplier, SMALLEST_MULTIPLIER)), delta), delta).eps
 
+    choosing = search_cost(replace(plan, runs=()), delta, search).eps
+    if eps <= choosing:
+        raise UserError(
+            f"expected more than {choosing:.4g}, which choosing among runs costs alone", field="eps", value=eps
+        )
     multiplier = 1.0
     for curve, step, tolerance in ((quick_curve, 0.5, 0.01), (renyi_curve, 0.02, TOLERANCE)):
         find = partial(spent, curve=curve)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger, calibrate, epsilon
-from dpbench.privacy.accountants import least_epsilon
+from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, search_cost, search_of
 
@@ -37,12 +37,27 @@ def budget(config: RunConfig) -> Budget:
     """The calibrated multiplier, or the configured one if it stays within eps.
 
     Raises:
-        UserError: the configured multiplier would spend more than eps, or no multiplier can reach eps.
+        UserError: the configured multiplier would spend more than eps, no multiplier can reach eps, or the noise of a
+            step is beyond float32.
     """
-    settings = config.privacy
-    given = settings.noise_multiplier
     if math.isinf(config.eps):
         return Budget(0.0, math.inf)
+    found = _budget(config)
+    noisiest = found.noise_multiplier * max(run.release.noise_multiplier for run in config.release_plan().runs)
+    if noisiest > LARGEST_MULTIPLIER:
+        given = config.privacy.noise_multiplier
+        raise UserError(
+            f"gives a step a noise multiplier of {noisiest:.4g}; expected at most {LARGEST_MULTIPLIER:g}, beyond which "
+            "float32 keeps nothing of the gradient",
+            field="eps" if given is None else "privacy.noise_multiplier",
+            value=config.eps if given is None else given,
+        )
+    return found
+
+
+def _budget(config: RunConfig) -> Budget:
+    settings = config.privacy
+    given = settings.noise_multiplier
     if settings.published is not None:
         return _published(config, settings.published)
     if settings.search_runs is not None:
