@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from cli import CONF, ROOT, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
-from helpers import accept_made_up_files
+from helpers import accept_made_up_files, composed
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, config_hash
+from dpbench.errors import UserError
 from dpbench.step import PrivateStep
 from dpbench.training import estimate
 from dpbench.training.budget import budget
@@ -110,6 +111,26 @@ def test_an_enormous_eps_is_reached_or_refused_in_one_line(tmp_path):
     outcome = run(tmp_path / "results", "eps=1e9", "privacy.accountant=pld")
     assert outcome.code in (0, 2)
     assert outcome.code == 0 or outcome.error().startswith("eps=1e+09: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "filter=online_fir filter.smallest=inf",
+        "optim=adam optim.eps=inf",
+        "optim=filtered_adam optim.floor=inf",
+        "optim=adagrad_norm noise=growing optim.floor=inf",
+        "optim=galore optim.floor=inf",
+        "optim=galore optim.scale=inf",
+        "optim.weight_decay=inf",
+        "dataset.mean=[nan]",
+        "dataset.std=[inf]",
+    ],
+)
+def test_settings_that_are_not_finite_are_refused_by_name(arguments):
+    culprit, _, _ = arguments.split()[-1].partition("=")
+    with pytest.raises(UserError, match=rf"^{re.escape(culprit)}=.*: expected .*finite"):
+        composed(*arguments.split())
 
 
 def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +53,8 @@ class ImageDataset(Dataset):
             value = getattr(self, name)
             count = f"{self.channels} number{'s' * (self.channels > 1)}, one per channel"
             require(len(value) == self.channels, f"dataset.{name}", value, count)
-        require(all(s > 0 for s in self.std), "dataset.std", self.std, "numbers > 0")
+        require(all(math.isfinite(m) for m in self.mean), "dataset.mean", self.mean, "finite numbers")
+        require(all(0 < s < math.inf for s in self.std), "dataset.std", self.std, "finite numbers > 0")
 
     @property
     @override

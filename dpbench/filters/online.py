@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,7 +31,7 @@ class OnlineFIR(Filter):
 
     def __post_init__(self) -> None:
         require(0 <= self.lags <= 1000, "filter.lags", self.lags, "a whole number from 0 to 1000")
-        require(self.smallest > 0, "filter.smallest", self.smallest, "a number > 0")
+        require(0 < self.smallest < math.inf, "filter.smallest", self.smallest, "a finite number > 0")
         self._noise_variance = 0.0
         self._past: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...
         self._signals: list[float] = []  # max(|g|² - dσ², 0) of each

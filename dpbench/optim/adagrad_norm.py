@@ -72,7 +72,7 @@ class AdaGradNorm(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.start < math.inf, "optim.start", self.start, "a finite number > 0")
-        require(self.floor > 0, "optim.floor", self.floor, "a number > 0")
+        require(0 < self.floor < math.inf, "optim.floor", self.floor, "a finite number > 0")
         require(1 <= self.amplification < math.inf, "optim.amplification", self.amplification, "a finite number >= 1")
         require(self.period >= 1, "optim.period", self.period, "a whole number >= 1")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -28,8 +29,9 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < float("inf"), "optim.lr", self.lr, "a finite number > 0")
-        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "a number >= 0")
+        require(0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number > 0")
+        decay = self.weight_decay
+        require(0 <= decay < math.inf, "optim.weight_decay", decay, "a finite number >= 0")
 
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over these parameters."""

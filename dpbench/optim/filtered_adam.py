@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -90,7 +91,7 @@ class FilteredAdam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")
-        require(self.floor > 0, "optim.floor", self.floor, "a number > 0")
+        require(0 < self.floor < math.inf, "optim.floor", self.floor, "a finite number > 0")
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -89,9 +90,9 @@ class GaLore(Optimizer):
         super().__post_init__()
         require(self.rank >= 1, "optim.rank", self.rank, "a whole number >= 1")
         require(self.interval >= 1, "optim.interval", self.interval, "a whole number >= 1")
-        require(self.scale > 0, "optim.scale", self.scale, "a number > 0")
+        require(0 < self.scale < math.inf, "optim.scale", self.scale, "a finite number > 0")
         require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")
-        require(self.floor > 0, "optim.floor", self.floor, "a number > 0")
+        require(0 < self.floor < math.inf, "optim.floor", self.floor, "a finite number > 0")
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,7 +55,7 @@ class Adam(Optimizer):
         super().__post_init__()
         require(0 <= self.beta1 < 1, "optim.beta1", self.beta1, "a number in [0, 1)")
         require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")
-        require(self.eps > 0, "optim.eps", self.eps, "a number > 0")
+        require(0 < self.eps < math.inf, "optim.eps", self.eps, "a finite number > 0")
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
