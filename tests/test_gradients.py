@@ -490,25 +490,27 @@ def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
     assert memory.refused == [6]
 
 
-def test_memory_that_runs_out_for_the_samples_that_are_not_broken(monkeypatch):
-    engine, points, x, y = whole_batches()
-    good = torch.tensor([0, 2, 4, 5])
-    want, *_ = engine.clipped_sum(points, [(x[good], y[good])], clip_of("threshold"))
-    x[1], x[3] = torch.nan, torch.inf
-    record, sizes = PerSampleGradients.record_by, []
-
-    def second_fails(engine, way, points, inputs, targets):
-        sizes.append(len(targets))
-        if len(sizes) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return record(engine, way, points, inputs, targets)
-
-    monkeypatch.setattr(PerSampleGradients, "record_by", second_fails)
-    monkeypatch.setattr("dpbench.gradients.per_sample.problem_in_batch", lambda *_: None)  # not counted
-    total, losses, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
-    assert sizes[:3] == [6, 4, 3]
-    torch.testing.assert_close(total, want)
-    assert len(losses) == 6
+@pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
+@pytest.mark.parametrize("points", [1, 2])
+def test_a_broken_sample_changes_nothing_that_others_draw(kinds, points):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3)).train()
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset(kinds))
+    at = [Point(1.0, flat.vector), Point(-0.5, flat.vector + 0.1)][:points]
+    x, y = torch.randn(6, 8), torch.arange(6) % 3
+    engine.record(at, x, y)
+    torch.manual_seed(1)
+    want = engine.record(at, x, y).weighted_sum(torch.tensor([[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]]))
+    broken = x.clone()
+    broken[2] = torch.nan
+    kept = broken.clone()
+    torch.manual_seed(1)
+    found = engine.clipped_sum(at, [(broken, y)], torch.ones_like, remainder=True)
+    torch.testing.assert_close(found.total, want)
+    assert torch.equal(found.remainder, torch.zeros_like(want))
+    assert found.norms.isinf().tolist() == [False, False, True, False, False, False]
+    torch.testing.assert_close(broken, kept, equal_nan=True)  # the data stay as they are
 
 
 def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):

@@ -186,15 +186,12 @@ class PerSampleGradients:
                 if not cancels:
                     break
                 tape.refine()
-            if whole:
-                return Clipped(total, tape.losses, tape.whole_norms(), rest)
-            losses, norms = tape.losses, tape.whole_norms()
-            del tape
-            if not bool(finite.any()):
-                none = torch.zeros_like(total)
-                return Clipped(none, losses, norms, none if remainder else None)
-            found = self._sum_if_it_fits(points, inputs[finite], targets[finite], factors, remainder)
-            return None if found is None else found._replace(losses=losses, norms=norms)
+            if not whole:
+                # Not computed anew without them: what the others then draw at random would depend on their number.
+                tape.leave_out_broken()
+                total = tape.weighted_sum(weights.where(finite, 0.0))
+                rest = tape.weighted_sum((1 - weights).where(finite, 0.0)) if remainder else None
+            return Clipped(total, tape.losses, tape.whole_norms(), rest)
         except (RuntimeError, MemoryError) as error:
             if len(targets) == 1 or not out_of_memory(error):
                 raise

@@ -28,6 +28,10 @@ class Summand:
         """
         raise NotImplementedError
 
+    def keep(self, samples: Tensor) -> None:
+        """Let G_i be zero but for some samples, boolean of shape (B,); norms are those of before."""
+        raise NotImplementedError
+
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes."""
         raise NotImplementedError
@@ -73,6 +77,13 @@ class Held(Summand):
         """‖G_i‖² of the sums as they are."""
         return _of_rows(self._squares or [_row_squares(rows) for rows in self._chunks])
 
+    def keep(self, samples: Tensor) -> None:
+        """Let the others be zero."""
+        parts = samples.split([len(rows[0]) for rows in self._chunks])
+        for rows, part in zip(self._chunks, parts, strict=True):
+            for t in rows:
+                t[~part] = 0.0
+
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each chunk and parameter."""
         parts = factors.split([len(rows[0]) for rows in self._chunks])
@@ -116,6 +127,10 @@ class Factored(Summand):
             squares.append(_row_squares(rows))
         return _of_rows(squares)
 
+    def keep(self, samples: Tensor) -> None:
+        """Let what the others are made of be zero, in copies: the model's inputs may be among it."""
+        self.terms = [term.kept(samples) for term in self.terms]
+
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each term."""
         for term in self.terms:
@@ -149,6 +164,11 @@ class Tied(Summand):
                 lookups, outers = [term.precise() for term in lookups], [term.precise() for term in outers]
             whole = whole + 2 * cross_products(lookups, outers)
         return Squares(whole, parts)
+
+    def keep(self, samples: Tensor) -> None:
+        """Let the others be zero in both."""
+        for part in self._parts.values():
+            part.keep(samples)
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i (G_i + H_i)."""

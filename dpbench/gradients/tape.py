@@ -83,8 +83,14 @@ class Tape:
         """Which samples have a finite gradient, boolean of shape (B,)."""
         return self.norms().isfinite().all(0)
 
+    def leave_out_broken(self) -> None:
+        """Let gradients that are not finite be zero in sums; their norms stay inf. Of the samples of one run."""
+        finite = self.finite()
+        for summand in self._summands.values():
+            summand.keep(finite)
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Σ_i factor_i G_i as a flat vector; not finite where a sample's gradient is not, whatever its factor.
+        """Σ_i factor_i G_i as a flat vector; not finite where a sample's gradient is not, unless it was left out.
 
         Args:
             factors: shape (G, B), a factor for each parameter group and sample.

@@ -32,6 +32,14 @@ class Term(NamedTuple):
         output = None if self.output is None else self.output[which]
         return Term(self.a[which], self.b[which], self.extra, output)
 
+    def kept(self, samples: Tensor) -> Term:
+        """The term with zeros for all but some samples, boolean of shape (B,)."""
+
+        def masked(t: Tensor) -> Tensor:
+            return t.masked_fill(~samples.view(-1, *[1] * (t.dim() - 1)), 0)
+
+        return Term(masked(self.a), masked(self.b), self.extra, None if self.output is None else masked(self.output))
+
     def precise(self) -> Term:
         """The term in double precision, which the output does not have."""
         extra = None if self.extra is None else type(self.extra)(*(part.double() for part in self.extra))
