@@ -490,6 +490,27 @@ def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):
     assert memory.refused == [6]
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("margin", [51.0, 51.4, 51.44, 51.6, 52.0])
+def test_norms_hold_where_squares_underflow(tokens, margin):
+    """Output gradients of some 1e-23, whose squares float32 does not hold, and an input of 1e8."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    flat = FlatParameters(model)
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs.flatten(1, -2).mean(1), targets, reduction="none")
+
+    engine = PerSampleGradients(model, flat, loss, strategies=frozenset({"gram"}))
+    points = [Point(1.0, flat.vector)]
+    with torch.no_grad():
+        engine.record(points, torch.randn(4, tokens, 3), torch.zeros(4, dtype=torch.int64))
+        flat.vector.copy_(torch.tensor([1.0, 0, 0, 0, 0, 0]))
+    x = torch.tensor([margin, 1e8, -1e8]).expand(1, tokens, 3)
+    found = engine.clipped_sum(points, [(x, torch.zeros(1, dtype=torch.int64))], clip_of("automatic_exact", 1.0))
+    torch.testing.assert_close(found.total.double().norm(), torch.tensor(1.0).double(), rtol=2e-3, atol=0)
+
+
 @pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
 @pytest.mark.parametrize("points", [1, 2])
 def test_a_broken_sample_changes_nothing_that_others_draw(kinds, points):

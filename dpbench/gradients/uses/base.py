@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+
+# Of the shortest gradient that a clip scales up (dpbench.clip.SMALLEST_NORM).
+SMALLEST_SQUARE = 1e-30
 
 
 class Term(NamedTuple):
@@ -60,7 +64,8 @@ class Squares(NamedTuple):
     Attributes:
         whole: of the sums, shape (B,).
         parts: squared norms of the parts, added up, where `whole` is made of their inner products: its rounding errors
-            are in proportion to them, however small it is. Zero where it is not. Shape (B,) or ().
+            are in proportion to them, however small it is. Zero where it is not, inf where `whole` may have
+            underflowed. Shape (B,) or ().
     """
 
     whole: Tensor
@@ -163,17 +168,33 @@ def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
     return [slice(start, start + size) for start in range(0, batch, size)]
 
 
+def lost(squares: Tensor, reach: Tensor) -> Tensor:
+    """Whether squared norms may lack a thousandth of themselves, or of the smallest that matters, to underflow.
+
+    Args:
+        squares: products of sums a of squares and b of others, shape (B,).
+        reach: sum over these products of a times the squares in b and b times those in a. What underflows of each
+            square is at most the smallest number there is.
+    """
+    number = torch.finfo(squares.dtype)
+    scale = math.sqrt(number.tiny * number.eps * 2**10)  # on both sides, since its square is hardly a number
+    return reach * scale > squares.clamp(min=SMALLEST_SQUARE) / scale
+
+
 class SquaresSoFar:
     """Adds up ‖Σ_jt G_ijt‖² over terms j and tokens t from the inner products of all pairs of parts."""
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, width: int) -> None:
         """Nothing so far.
 
         Args:
             like: shape (B, ...).
+            width: most products that an inner product adds up.
         """
         self.whole = like.new_zeros(len(like))
         self.parts = like.new_zeros(len(like))
+        self._reach = like.new_zeros(len(like))
+        self._width = width
 
     def add(self, samples: slice, x: Tensor, y: Tensor, j: int, k: int) -> None:
         """Add what the tokens of the terms j and k, j <= k, have in common.
@@ -185,14 +206,18 @@ class SquaresSoFar:
             j: of a term.
             k: of another one, or of the same.
         """
+        if j == k:
+            # No entry of a Gram matrix is more than its trace, and all together no more than its size times that.
+            traces = sum(t.diagonal(dim1=1, dim2=2).sum(1) for t in (x, y))
+            self._reach[samples].add_(traces, alpha=self._width * x.shape[1])
         products = x.mul_(y)
         self.whole[samples].add_(products.flatten(1).sum(1), alpha=1 if j == k else 2)
         if j == k:
             self.parts[samples].add_(products.diagonal(dim1=1, dim2=2).sum(1))
 
     def squares(self) -> Squares:
-        """What was added."""
-        return Squares(self.whole, self.parts)
+        """What was added; with parts that are infinite where too much of it may have underflowed."""
+        return Squares(self.whole, self.parts.masked_fill(lost(self.whole, self._reach), torch.inf))
 
 
 def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Squares:
@@ -202,7 +227,7 @@ def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Squares:
         a: for each j shape (B, T_j, d).
         b: for each j shape (B, T_j, p).
     """
-    found = SquaresSoFar(a[0])
+    found = SquaresSoFar(a[0], max(a[0].shape[2], b[0].shape[2]))
     for part in pieces(len(a[0]), 2 * a[0].shape[1] ** 2, a[0].device):
         for j, k in pairs(len(a)):
             gram_a = torch.bmm(a[j][part], a[k][part].transpose(1, 2))

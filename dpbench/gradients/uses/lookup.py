@@ -37,7 +37,7 @@ class Lookup(Use):
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """Σ_jl Σ_ts [id_jt = id_ls] ⟨b_jt, b_ls⟩."""
         b = [full(t.b) for t in terms]
-        found = SquaresSoFar(b[0])
+        found = SquaresSoFar(b[0], b[0].shape[2])
         for part in pieces(len(b[0]), 2 * b[0].shape[1] ** 2, b[0].device):
             for j, k in pairs(len(terms)):
                 same = terms[j].a[part].unsqueeze(2) == terms[k].a[part].unsqueeze(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Squares, Strategy, Term, Use, full, scaled, token_squares
+from dpbench.gradients.uses.base import Squares, Strategy, Term, Use, full, lost, scaled, token_squares
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Outer(Use):
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         a, b = [full(t.a) for t in terms], [full(t.b) for t in terms]
         if len(terms) == 1 and a[0].shape[1] == 1:  # one token needs no matrices
-            squares = a[0].square().sum((1, 2)) * b[0].square().sum((1, 2))
-            return Squares(squares, squares)
+            of_a, of_b = (t[0].square().sum((1, 2)) for t in (a, b))
+            squares = of_a * of_b
+            reach = of_a * b[0].shape[2] + of_b * a[0].shape[2]
+            return Squares(squares, squares.masked_fill(lost(squares, reach), torch.inf))
         return token_squares(a, b)
 
     @override

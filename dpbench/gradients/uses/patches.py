@@ -155,7 +155,7 @@ class Patches(Use):
                 a = F.pad(full(term.a[:, view]), (0, pw)).flatten(2)
                 b = F.pad(full(term.b[:, view]), (0, width - out_w)).flatten(2)[:, :, :length]
                 planes.append((a, b))
-        found = SquaresSoFar(planes[0][0])
+        found = SquaresSoFar(planes[0][0], max(a.shape[1] * kh * kw + b.shape[1] for a, b in planes))
         for part in pieces(len(planes[0][0]), area**2, planes[0][0].device):
             for j, k in pairs(len(planes)):
                 (a_j, b_j), (a_k, b_k) = planes[j], planes[k]
