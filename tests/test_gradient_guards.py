@@ -293,6 +293,27 @@ def test_a_model_whose_books_become_wrong_is_stopped():
         engine.record(points, x, y)
 
 
+class Crowded(nn.Module):
+    """Lets through the four largest samples of a batch alone, where there are more."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        if len(x) <= 4:
+            return self.head(x)
+        least = x[:, 0].detach().topk(4).values.min()
+        return self.head(x * (x[:, :1] >= least))
+
+
+def test_a_model_that_mixes_samples_in_large_batches_alone_goes_one_by_one():
+    engine = engine_of(Crowded())
+    assert_right(engine, (torch.randn(12, 4).double(), torch.randint(3, (12,))))
+    assert isinstance(engine._way, Rows)
+    assert engine._way.by_plain_autograd
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_broken_samples_hide_nothing(turned):
     model = Turning()

@@ -19,11 +19,13 @@ from dpbench.gradients.layout import rows_by_data
 from dpbench.gradients.loss import sample_losses
 from dpbench.gradients.verify import (
     LARGE,
+    SAMPLES,
     buffers_kept,
     deviation,
     deviation_of_sums,
     draws_at_random,
     keeps_of_samples,
+    losses_differ,
     mixes_samples,
     moved,
     out_of_memory,
@@ -138,7 +140,8 @@ def problem_in_batch(
     """What is wrong with a way for this batch; None for nothing, `UNDECIDED` where gradients are not finite.
 
     For random factors c_i, the sum Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain
-    autograd gives for all samples at once: a row that is taken for another sample's shows.
+    autograd gives for all samples at once: a row that is taken for another sample's shows. A model that mixes samples
+    in large batches alone shows by their losses in half of the batch.
 
     Args:
         engine: of the model.
@@ -167,6 +170,12 @@ def problem_in_batch(
             if bool(good.all()) or not bool(good.any()):
                 return UNDECIDED
             return problem_in_batch(engine, way, points, inputs[good], targets[good], seed)
+        if isinstance(way, Books) and len(targets) > SAMPLES:
+            few, of_few = inputs[::2].contiguous(), targets[::2].contiguous()
+            with flat.at(elsewhere[-1].iterate), held_still(level), engine.autocast(), torch.no_grad():
+                half = sample_losses(engine.model, engine.loss, few, of_few, engine.views)
+            if losses_differ(losses[::2], half, half=engine.in_half):
+                return "in a batch, the loss of a sample depends on other samples"
         try:
             with held_still(level):
                 tape = engine.record_by(way, elsewhere, inputs, targets)

@@ -177,21 +177,29 @@ def mixes_samples(model: nn.Module, losses: Losses, level: float | None, inputs:
         with torch.no_grad(), buffers_kept(model), held_still(level):
             return losses(inputs, targets[which])
 
-    def differ(one: Tensor, other: Tensor) -> bool:
-        of_own, of_all = TOLERANCE[one.dtype] if one.dtype in TOLERANCE else TOLERANCE[torch.float32]
-        return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
-
     count = len(targets)
     together = drawn(inputs)
-    if differ(together, torch.cat([drawn(inputs[i : i + 1], slice(i, i + 1)) for i in range(count)])):
+    if losses_differ(together, torch.cat([drawn(inputs[i : i + 1], slice(i, i + 1)) for i in range(count)])):
         return True
     for i in range(count):
         others = inputs.clone()
         others[i] = inputs[(i + 1) % count]
         rest = [j for j in range(count) if j != i]
-        if differ(together[rest], drawn(others)[rest]):
+        if losses_differ(together[rest], drawn(others)[rest]):
             return True
     return False
+
+
+def losses_differ(one: Tensor, other: Tensor, *, half: bool = False) -> bool:
+    """Whether losses of the same samples, computed in different batches, are not the same.
+
+    Args:
+        one: of n samples, shape (n,).
+        other: of the same.
+        half: both were computed in bfloat16.
+    """
+    of_own, of_all = TOLERANCE_IN_HALF if half else TOLERANCE.get(one.dtype, TOLERANCE[torch.float32])
+    return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
 
 
 def out_of_memory(error: BaseException) -> bool:
