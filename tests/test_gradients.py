@@ -512,6 +512,26 @@ def test_norms_hold_where_squares_underflow(tokens, margin):
 
 
 @pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
+@pytest.mark.parametrize(("name", "size"), [("automatic_exact", 1.0), ("automatic", 1e6), ("threshold", 1e9)])
+def test_a_sample_whose_points_cancel_keeps_its_bound(kinds, name, size):
+    """Two points of weights 2 and -1 and gradients g and 2 g, to rounding: what is left of them is short."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 2, bias=False))
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset(kinds))
+    one, other = torch.zeros(2, 2, 20)
+    one[0, 0] = other[0, 1] = 1.0
+    points = [Point(2.0, one.flatten()), Point(-1.0, other.flatten())]
+    engine.record(points, torch.randn(16, 20), torch.zeros(16, dtype=torch.int64))
+    p = torch.linspace(0.1, 0.8, 200).double()
+    x = size * torch.randn(200, 20)
+    x[:, 0], x[:, 1] = ((1 + p) / 2).logit(), p.logit()
+    for row in x:
+        found = engine.clipped_sum(points, [(row[None], torch.zeros(1, dtype=torch.int64))], clip_of(name, 1.0))
+        assert found.total.double().norm() <= 1.002
+
+
+@pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
 @pytest.mark.parametrize("points", [1, 2])
 def test_a_broken_sample_changes_nothing_that_others_draw(kinds, points):
     torch.manual_seed(0)

@@ -5,12 +5,20 @@ The terms of a parameter are added up before any norm is taken, so clipping sees
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from dpbench.gradients.uses import Lookup, Outer, Squares, Strategy, Term, Use, cross_products
+
+# Inner products lose some 2^-24 of the parts' squares. Where the whole is smaller than the parts by more than this, it
+# may have lost so much of itself that its norm, and with it what is clipped, is wrong.
+CANCELLING = 2.0**-6
+# The same of weighted sums, of which 2^-24 of the parts is lost: a sample would then have more than its bound.
+SEVERELY = 2.0**-26
+# Norms in double precision are not smaller than by what that may have lost.
+LEAST = 2.0**-40
 
 
 class Summand:
@@ -33,7 +41,10 @@ class Summand:
         raise NotImplementedError
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
-        """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes."""
+        """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes.
+
+        In double precision where the tensors are, but for gradients that are kept in another.
+        """
         raise NotImplementedError
 
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -118,13 +129,19 @@ class Factored(Summand):
         if self._strategy.kind == "gram":
             terms = [term.precise() for term in self.terms] if precise else self.terms
             return self.use.gram_squares(terms, self._strategy)
-        squares = []
-        for part in chunks(len(self.terms[0].b), self._strategy.chunk):
-            rows = self.use.rows(self.terms[0].samples(part), self._strategy)
-            for term in self.terms[1:]:
+        terms = [term.precise() for term in self.terms] if precise else self.terms
+        squares, of_terms = [], []
+        for part in chunks(len(terms[0].b), self._strategy.chunk):
+            rows = self.use.rows(terms[0].samples(part), self._strategy)
+            if len(terms) > 1:
+                of_terms.append(_row_squares(rows))
+            for term in terms[1:]:
                 more = self.use.rows(term.samples(part), self._strategy)
+                of_terms[-1] = of_terms[-1] + _row_squares(more)
                 rows = tuple(have.add_(new) for have, new in zip(rows, more, strict=True))
             squares.append(_row_squares(rows))
+        if len(terms) > 1:  # what is left of terms that cancel is right, up to where their sum would be wrong
+            return Squares(torch.cat(squares), torch.cat(of_terms) * (1.0 if precise else SEVERELY / CANCELLING))
         return _of_rows(squares)
 
     def keep(self, samples: Tensor) -> None:
@@ -133,13 +150,16 @@ class Factored(Summand):
 
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each term."""
-        for term in self.terms:
-            self.use.add_weighted_sum(term, factors, onto)
+        for term in self._like(onto):
+            self.use.add_weighted_sum(term, factors.to(onto[0].dtype), onto)
 
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one product for each term."""
-        for term in self.terms:
-            self.use.add_weighted_sums(term, factors, onto)
+        for term in self._like(onto):
+            self.use.add_weighted_sums(term, factors.to(onto[0].dtype), onto)
+
+    def _like(self, onto: Sequence[Tensor]) -> Iterable[Term]:
+        return (term.precise() for term in self.terms) if onto[0].dtype == torch.float64 else self.terms
 
 
 class Tied(Summand):

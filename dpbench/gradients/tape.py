@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 
 from dpbench.gradients.flat import FlatParameters
-from dpbench.gradients.summands import Summand
-
-# Inner products lose some 2^-24 of the parts' squares. Where the whole is smaller than the parts by more than this, it
-# may have lost so much of itself that its norm, and with it what is clipped, is wrong.
-CANCELLING = 2.0**-6
+from dpbench.gradients.summands import CANCELLING, LEAST, SEVERELY, Summand
 
 
 class Tape:
@@ -46,7 +42,7 @@ class Tape:
         self._seeds = seeds
         self._precise = False
         self._norms: Tensor | None = None
-        self._cancels = losses.new_zeros((), dtype=torch.bool)
+        self._cancels = self._severely = losses.new_zeros((), dtype=torch.bool)
 
     def norms(self) -> Tensor:
         """Norms of each parameter group and sample, shape (G, B); inf where a gradient is not finite."""
@@ -59,7 +55,10 @@ class Tape:
                 found = summand.squares(precise=self._precise)
                 squares[self._groups[parameters[0]]] += found.whole
                 parts[self._groups[parameters[0]]] += found.parts
-            if not self._precise:
+            if self._precise:
+                self._severely = (squares < SEVERELY * parts).any()
+                squares = squares.maximum(LEAST * parts)
+            else:
                 self._cancels = (squares < CANCELLING * parts).any()
             self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
         return self._norms
@@ -70,7 +69,7 @@ class Tape:
         return self._cancels
 
     def refine(self) -> None:
-        """Take norms in double precision from now on."""
+        """Take norms in double precision from now on, and sums where gradients nearly vanish beside their parts."""
         self._precise, self._norms = True, None
         self._cancels = torch.zeros_like(self._cancels)
 
@@ -99,7 +98,9 @@ class Tape:
             Shape (d,); of S seeds (S, d), each the sum over its own samples.
         """
         lead = [] if self._seeds is None else [self._seeds]
-        total = self._flat.vector.new_zeros(*lead, len(self._flat))
+        vector = self._flat.vector
+        precise = self._precise and bool(self._severely)
+        total = vector.new_zeros(*lead, len(self._flat), dtype=torch.float64 if precise else vector.dtype)
         views: dict[Tensor, Tensor] = dict(zip(self._flat.parameters, self._flat.views(total), strict=True))
         for parameters, summand in self._summands.items():
             own, onto = factors[self._groups[parameters[0]]], [views[p] for p in parameters]
@@ -107,4 +108,4 @@ class Tape:
                 summand.add_weighted_sum(own, onto)
             else:
                 summand.add_weighted_sums(own.view(self._seeds, -1), onto)
-        return total
+        return total.to(vector.dtype)
