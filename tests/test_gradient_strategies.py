@@ -135,7 +135,7 @@ def largest_share_of_the_bound(name, weight):
     near = flat.vector + torch.randn_like(flat.vector) / weight
     targets = torch.randint(3, (len(x),))
     tape = engine.record([Point(weight, near), Point(1 - weight, flat.vector.clone())], x, targets)
-    if tape.cancels():
+    if tape.doubtful():
         tape.refine()
     norms = tape.norms()[0]
     own = [tape.weighted_sum(one.unsqueeze(0) / norms).norm() for one in torch.eye(len(x))]

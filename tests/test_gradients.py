@@ -399,11 +399,26 @@ def test_no_factor_lets_a_broken_sample_in():
 
 
 def test_gradients_too_long_for_a_finite_norm_add_nothing():
-    engine, points, x, y = whole_batches()
-    x[3] = 1e25
+    torch.manual_seed(0)
+    engine = engine_of(nn.Sequential(nn.Linear(8, 3)))
+    points, x, y = [Point(1.0, engine.flat.vector)], torch.randn(6, 8), torch.arange(6) % 3
+    x[3] *= -1e25
     good = torch.tensor([0, 1, 2, 4, 5])
     want = engine.record(points, x[good], y[good]).weighted_sum(torch.ones(1, 5))
-    torch.testing.assert_close(engine.clipped_sum(points, [(x, y)], torch.ones_like)[0], want)
+    found = engine.clipped_sum(points, [(x, y)], torch.ones_like)
+    assert found.norms[3].isinf()
+    torch.testing.assert_close(found.total, want)
+
+
+def test_long_inputs_that_a_model_makes_nothing_of_break_no_sample():
+    """Squares of inputs are beyond the largest number; the gradient, past tanh's ends, is ordinary."""
+    engine, points, x, y = whole_batches()
+    x[3] = 1e25
+    found = engine.clipped_sum(points, [(x, y)], torch.ones_like)
+    x[3] = 1e15
+    want = engine.clipped_sum(points, [(x, y)], torch.ones_like)
+    torch.testing.assert_close(found.norms, want.norms)
+    torch.testing.assert_close(found.total, want.total)
 
 
 def test_model_without_books_leaves_broken_samples_out_too():
@@ -529,6 +544,39 @@ def test_a_sample_whose_points_cancel_keeps_its_bound(kinds, name, size):
     for row in x:
         found = engine.clipped_sum(points, [(row[None], torch.zeros(1, dtype=torch.int64))], clip_of(name, 1.0))
         assert found.total.double().norm() <= 1.002
+
+
+@pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_what_a_sample_adds_does_not_depend_on_who_else_is_there(kinds, tokens):
+    """Squares beyond the largest number, and below the smallest one, beside ordinary and broken samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    flat = FlatParameters(model)
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs.flatten(1, -2).mean(1), targets, reduction="none")
+
+    engine = PerSampleGradients(model, flat, loss, strategies=frozenset(kinds))
+    points = [Point(1.0, flat.vector)]
+    y = torch.zeros(6, dtype=torch.int64)
+    with torch.no_grad():
+        engine.record(points, torch.randn(4, tokens, 3), y[:4])
+        flat.vector.copy_(torch.tensor([1.0, 0, 0, 0, 0, 0]))
+    x = torch.randn(6, 1, 3)
+    x[1, 0] = torch.tensor([51.4, 1e8, -1e8])
+    x[2, 0] = torch.tensor([-1.0, 1e25, -1e25])
+    x[3, 0] = torch.tensor([60.0, 3e38, 1e38])
+    x[4, 0, 0] = torch.nan
+    x = x.expand(6, tokens, 3)
+    clip = clip_of("automatic_exact", 1.0)
+    alone = [engine.clipped_sum(points, [(x[i : i + 1], y[:1])], clip).total.double() for i in range(6)]
+    sizes = torch.stack(alone).norm(dim=1)
+    torch.testing.assert_close(sizes, torch.tensor([1.0, 1, 0, 1, 0, 1]).double(), rtol=2e-3, atol=0)
+    for others in (range(6), (0, 2, 5), (2, 3), (0, 1, 4), (0, 3, 4, 5)):
+        which = list(others)
+        total = engine.clipped_sum(points, [(x[which], y[which])], clip).total.double()
+        torch.testing.assert_close(total, sum(alone[i] for i in which), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)

@@ -126,7 +126,9 @@ def narrowed(config):
     if data.name == "imagenet":
         data = replace(data, height=32, width=32, classes=7)
     optim = replace(config.optim, lr=1.0)
-    return replace(config, model=model, dataset=data, clip=ThresholdClip(), optim=optim, batch_size=16, micro_batch=2)
+    return replace(
+        config, model=model, dataset=data, clip=ThresholdClip(), optim=optim, batch_size=16, micro_batch=2, epochs=1.0
+    )
 
 
 @pytest.mark.parametrize(

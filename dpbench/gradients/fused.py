@@ -220,9 +220,9 @@ class FusedGradients(PerSampleGradients):
             for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
                 factors[:, s, :size] = request.factors(norms[:, s, :size])
             totals = tape.weighted_sum(factors.flatten(1))
-            flags = torch.cat([tape.cancels().view(1), tape.finite().view(seeds, longest).all(1)])
-            cancels, *finite = flags.tolist()
-            if not cancels:
+            flags = torch.cat([tape.doubtful().view(1), tape.finite().view(seeds, longest).all(1)])
+            doubtful, *finite = flags.tolist()
+            if not doubtful:
                 break
             tape.refine()
         losses, whole = (t.view(seeds, longest) for t in (tape.losses, tape.whole_norms()))

@@ -182,8 +182,8 @@ class PerSampleGradients:
                 rest = tape.weighted_sum(1 - weights) if remainder else None
                 finite = tape.finite()
                 # The only synchronisation with a GPU, when all work of the micro-batch is under way.
-                whole, cancels = torch.stack([finite.all(), tape.cancels()]).tolist()
-                if not cancels:
+                whole, doubtful = torch.stack([finite.all(), tape.doubtful()]).tolist()
+                if not doubtful:
                     break
                 tape.refine()
             if not whole:

@@ -86,6 +86,8 @@ class Held(Summand):
 
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖² of the sums as they are."""
+        if precise:
+            return _of_rows([_row_squares(rows, torch.float64) for rows in self._chunks])
         return _of_rows(self._squares or [_row_squares(rows) for rows in self._chunks])
 
     def keep(self, samples: Tensor) -> None:
@@ -246,9 +248,9 @@ def _of_rows(squares: Sequence[Tensor]) -> Squares:
     return Squares(torch.cat(list(squares)), squares[0].new_zeros(()))
 
 
-def _row_squares(rows: tuple[Tensor, ...]) -> Tensor:
+def _row_squares(rows: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> Tensor:
     squares = torch.zeros((), device=rows[0].device)
     for t in rows:
-        norms: Tensor = torch.linalg.vector_norm(t, dim=1)
+        norms: Tensor = torch.linalg.vector_norm(t, dim=1, dtype=dtype)
         squares = squares + norms.square_()
     return squares

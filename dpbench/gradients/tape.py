@@ -40,38 +40,45 @@ class Tape:
         self._summands = summands
         self._groups = groups
         self._seeds = seeds
-        self._precise = False
         self._norms: Tensor | None = None
-        self._cancels = self._severely = losses.new_zeros((), dtype=torch.bool)
+        self._rough: Tensor | None = None
+        self._doubtful = self._severely = losses.new_zeros((), dtype=torch.bool)
 
     def norms(self) -> Tensor:
-        """Norms of each parameter group and sample, shape (G, B); inf where a gradient is not finite."""
+        """Norms of each parameter group and sample, shape (G, B); inf where the square of one is not finite."""
         if self._norms is None:
-            vector = self._flat.vector
-            count = max(self._groups.values()) + 1
-            squares = torch.zeros(count, len(self.losses), dtype=vector.dtype, device=vector.device)
-            parts = torch.zeros_like(squares)
-            for parameters, summand in self._summands.items():
-                found = summand.squares(precise=self._precise)
-                squares[self._groups[parameters[0]]] += found.whole
-                parts[self._groups[parameters[0]]] += found.parts
-            if self._precise:
-                self._severely = (squares < SEVERELY * parts).any()
-                squares = squares.maximum(LEAST * parts)
-            else:
-                self._cancels = (squares < CANCELLING * parts).any()
-            self._norms = squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+            squares, parts = self._squares(precise=False)
+            self._doubtful = (squares < CANCELLING * parts) | ~squares.isfinite()
+            self._norms = _roots(squares)
         return self._norms
 
-    def cancels(self) -> Tensor:
-        """Whether norms may have lost precision to parts that nearly cancel, so that `refine` is called for; a flag."""
+    def doubtful(self) -> Tensor:
+        """Whether norms may be wrong, for parts that nearly cancel or squares beyond the largest number; a flag."""
         self.norms()
-        return self._cancels
+        return self._doubtful.any() if self._rough is None else torch.zeros_like(self._severely)
 
     def refine(self) -> None:
-        """Take norms in double precision from now on, and sums where gradients nearly vanish beside their parts."""
-        self._precise, self._norms = True, None
-        self._cancels = torch.zeros_like(self._cancels)
+        """Take norms that may be wrong in double precision, and sums where that alone gives what the norms speak of.
+
+        All other norms stay as they are: what a sample adds does not depend on whether there is a doubtful one.
+        """
+        self._rough = rough = self.norms()
+        squares, parts = self._squares(precise=True)
+        norms = _roots(squares.maximum(LEAST * parts).to(rough.dtype))
+        severely = (squares < SEVERELY * parts) | ~rough.isfinite()
+        self._severely = (self._doubtful & norms.isfinite() & severely).any()
+        self._norms = torch.where(self._doubtful, norms, rough)
+
+    def _squares(self, *, precise: bool) -> tuple[Tensor, Tensor]:
+        """Squared norms of each group and sample, and of their parts; in double precision if asked for."""
+        dtype = torch.float64 if precise else self._flat.vector.dtype
+        squares = self._flat.vector.new_zeros(max(self._groups.values()) + 1, len(self.losses), dtype=dtype)
+        parts = torch.zeros_like(squares)
+        for parameters, summand in self._summands.items():
+            found = summand.squares(precise=precise)
+            squares[self._groups[parameters[0]]] += found.whole
+            parts[self._groups[parameters[0]]] += found.parts
+        return squares, parts
 
     def whole_norms(self) -> Tensor:
         """Norms over all parameters, shape (B,)."""
@@ -99,7 +106,7 @@ class Tape:
         """
         lead = [] if self._seeds is None else [self._seeds]
         vector = self._flat.vector
-        precise = self._precise and bool(self._severely)
+        precise = self._rough is not None and bool(self._severely)
         total = vector.new_zeros(*lead, len(self._flat), dtype=torch.float64 if precise else vector.dtype)
         views: dict[Tensor, Tensor] = dict(zip(self._flat.parameters, self._flat.views(total), strict=True))
         for parameters, summand in self._summands.items():
@@ -109,3 +116,8 @@ class Tape:
             else:
                 summand.add_weighted_sums(own.view(self._seeds, -1), onto)
         return total.to(vector.dtype)
+
+
+def _roots(squares: Tensor) -> Tensor:
+    """Norms of squares; inf for what is no number."""
+    return squares.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf)

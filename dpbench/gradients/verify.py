@@ -51,7 +51,7 @@ def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor], se
     """
     of_own, of_all = TOLERANCE[flat.vector.dtype]
     sizes = [parameter.numel() for parameter in flat.parameters] * seeds
-    if bool(tape.cancels()):
+    if bool(tape.doubtful()):
         tape.refine()
     norms = tape.norms()
     for i, reference in enumerate(references):
