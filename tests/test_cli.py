@@ -16,6 +16,7 @@ from helpers import accept_made_up_files, composed
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 
+from dpbench.cli import preview
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, config_hash
 from dpbench.errors import UserError
@@ -435,6 +436,32 @@ def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
     outcome = run(tmp_path, "privacy.noise_multiplier=0.1", "plan=true")
     assert outcome.code == 2
     assert outcome.error().startswith("privacy.noise_multiplier=0.1: ")
+
+
+def test_a_plan_of_a_large_model_needs_neither_its_weights_nor_data_nor_its_time(tmp_path, monkeypatch):
+    """A step of RoBERTa on 1,000 samples takes minutes on a CPU: its time follows from that of small ones."""
+    monkeypatch.setattr(preview, "seconds_of_training", pytest.fail)
+    root = f"data.root={tmp_path / 'none'}"
+    outcome = run(tmp_path, "dataset=sst2", "model=roberta_base", root, "device=cpu", "plan=true", settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    said = " ".join(outcome.out.split())
+    assert "dataset=sst2 is not complete here: " in said
+    assert "model.pretrained=FacebookAI/roberta-base is not here; a run looks for it on the Hugging Face hub" in said
+    assert "guessed from the arithmetic of large models; nothing was run." in said
+
+
+def test_a_small_model_of_pretrained_weights_is_timed_without_them(tmp_path):
+    tiny = (
+        "model.width=24",
+        "model.image_size=32",
+        "model.heads=3",
+        "model.depth=1",
+        "model.pretrained=deit_tiny_patch16_224",
+    )
+    outcome = run(tmp_path, "dataset=digits", "model=vit_tiny", *tiny, "plan=true", settings=("batch_size=16",))
+    assert outcome.code == 0
+    assert "model.pretrained=deit_tiny_patch16_224 is not here; " in " ".join(outcome.out.split())
+    assert "guessed" not in outcome.out
 
 
 # --help

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -9,14 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.console import duration
-from dpbench.config import Job, config_hash
+from dpbench.config import Job, RunConfig, config_hash
+from dpbench.data.tokenizers import tokenizer_here
+from dpbench.models.pretrained import weights_here
+from dpbench.reproduction.facts import facts_of_run
+from dpbench.reproduction.times import Times
 from dpbench.training.budget import budget
-from dpbench.training.estimate import seconds_of_training
+from dpbench.training.devices import choose_device
+from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
 from dpbench.training.execution import record_of
+
+# Seconds by arithmetic above which a step is not timed on a CPU.
+LONG_STEP = 2.0
 
 
 def print_plan(jobs: list[Job], console: Console) -> None:
-    """Print a line for each job; reads no data and writes nothing but the calibration cache.
+    """Print a line for each job; reads no data or weights and writes nothing but caches.
 
     Raises:
         UserError: a job would exceed its budget or can't reach it.
@@ -33,13 +42,14 @@ def print_plan(jobs: list[Job], console: Console) -> None:
         "state",
     ):
         table.add_column(column, justify="left" if column in ("run", "hash", "state") else "right", overflow="fold")
-    total = 0.0
+    total, guessed = 0.0, False
     for job in jobs:
         config = job.config
         multiplier = budget(config).noise_multiplier
-        seconds = seconds_of_training(config)
+        seconds, guess = _seconds(config)
         finished = record_of(job).finished() and not config.force
         total += 0 if finished else seconds
+        guessed = guessed or (guess and not finished)
         table.add_row(
             Text(job.name),
             config_hash(config),
@@ -51,8 +61,32 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             "finished" if finished else "to run",
         )
     console.print(table)
-    for config in {job.config.dataset.name: job.config for job in jobs}.values():
-        problems = config.dataset.source.problems(Path(config.data.root), thorough=False)
-        if problems and not config.data.download:
-            console.print(f"\ndataset={config.dataset.name} is not complete here: {problems[0].text}", markup=False)
-    console.print(f"\nAbout {duration(total)} on this machine, without evaluations; nothing was run.")
+    for line in dict.fromkeys(line for job in jobs for line in _missing(job.config)):
+        console.print(f"\n{line}", markup=False)
+    basis = ", guessed from the arithmetic of large models" if guessed else ""
+    console.print(f"\nAbout {duration(total)} on this machine, without evaluations{basis}; nothing was run.")
+
+
+def _seconds(config: RunConfig) -> tuple[float, bool]:
+    """Seconds of training, and whether they are a guess: a few steps of a large model take minutes on a CPU."""
+    if choose_device(config.device).type == "cpu":
+        facts, times = facts_of_run(config), Times(config.device)
+        step, _ = times.seconds_of_step(replace(facts, batch_size=min(facts.batch_size, MOST_SAMPLES)))
+        if step > LONG_STEP:
+            return times.seconds_of_step(facts)[0] * config.steps, True
+    return seconds_of_training(config), False
+
+
+def _missing(config: RunConfig) -> list[str]:
+    """What a run would read and is not on this machine, a sentence each."""
+    root, lines = Path(config.data.root), []
+    problems = config.dataset.source.problems(root, thorough=False)
+    if problems and not config.data.download:
+        lines.append(f"dataset={config.dataset.name} is not complete here: {problems[0].text}")
+    tokenizer = getattr(config.model, "tokenizer", getattr(config.dataset, "tokenizer", None))
+    if tokenizer is not None and not config.data.download and not tokenizer_here(tokenizer, root):
+        lines.append(f"the tokenizer {tokenizer} is not here; data.download=true fetches it")
+    weights = getattr(config.model, "pretrained", None)
+    if weights is not None and not weights_here(weights):
+        lines.append(f"model.pretrained={weights} is not here; a run looks for it on the Hugging Face hub")
+    return lines

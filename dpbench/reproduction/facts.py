@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpbench.claims.notation import Overrides
 from dpbench.config import compose_each, conf_folder
 from dpbench.config.identity import plain
-from dpbench.config.schema import SCHEMAS
+from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.data import Dataset
 from dpbench.models import Model
 from dpbench.query import Query
@@ -122,7 +122,11 @@ def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> lis
 
 @remembered
 def _composed(candidate: tuple[str, ...]) -> Facts:
-    config = compose_each([candidate])[0].config
+    return facts_of_run(compose_each([candidate])[0].config)
+
+
+def facts_of_run(config: RunConfig) -> Facts:
+    """The facts of a run that is composed."""
     return Facts(
         config.dataset,
         config.model,

@@ -96,13 +96,14 @@ class Times:
 
     def seconds(self, facts: Facts) -> tuple[float, Basis]:
         """Seconds of a whole run, and what the estimate rests on."""
-        step, basis = self._step(facts)
+        step, basis = self.seconds_of_step(facts)
         seconds = SECONDS_TO_START + facts.steps * step
         if basis == Basis.ARITHMETIC:  # a recorded time has them in it
             seconds += facts.evaluations * facts.dataset.test_size * self._forward(facts) / self.speed.flops
         return seconds, basis
 
-    def _step(self, facts: Facts) -> tuple[float, Basis]:
+    def seconds_of_step(self, facts: Facts) -> tuple[float, Basis]:
+        """Seconds of one of its steps, and what the estimate rests on."""
         kind = (facts.kind, facts.batch_size)
         if kind not in self._estimates:
             self._estimates[kind] = self._estimated(facts)
