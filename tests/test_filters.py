@@ -386,12 +386,24 @@ def test_bad_taps_on_the_command_line_are_refused_by_name(field, value):
         composed("algo=doppler", "filter=f1", f"{field}={value}")
 
 
+@pytest.mark.parametrize(
+    ("b", "a", "step"),
+    [
+        ([1.0, -1.0, 0.5], [], 1),
+        ([0.5, 0.5], [1.5, 0.99], None),
+        ([1.0, 0.5, -1.5, 2.0], [], 2),
+        ([1.0], [1.0, 0.25], 1),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:filter.b")
-def test_vanishing_start_up_correction_is_an_error():
-    differencing = RecursiveLowPass(b=[1.0, -1.0, 0.5])
-    differencing.apply(torch.ones(2))
-    with pytest.raises(ZeroDivisionError, match="response to a constant vanished"):
-        differencing.apply(torch.ones(2))
+def test_a_start_up_correction_that_vanishes_is_refused(b, a, step):
+    responses = lfilter(b, [1.0, *a], np.ones(1000))
+    assert (None if np.all(responses) else int(np.argmin(np.abs(responses)))) == step
+    if step is None:
+        RecursiveLowPass(b=b, a=a)
+        return
+    with pytest.raises(UserError, match=rf"^filter\.b=.* vanishes at no step, here at {step}$"):
+        RecursiveLowPass(b=b, a=a)
 
 
 def test_taps_that_let_no_constant_pass_are_refused():

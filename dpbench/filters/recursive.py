@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +16,9 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.filters.base import Filter
 from dpbench.stage import State
+
+# Steps by which the response to a constant is near its end, or to be seen on its way there.
+STARTING_UP = 1000
 
 
 @dataclass
@@ -42,6 +47,10 @@ class RecursiveLowPass(Filter):
         inside = "feedback taps of a stable filter (all poles inside the unit circle)"
         require(stable, "filter.a", list(self.a), inside)
         require(abs(sum(self.b)) > 1e-9, "filter.b", list(self.b), "taps that do not sum to 0: a constant must pass")
+        starting_up = islice(_responses(self.b, self.a), STARTING_UP + len(self.b))
+        vanished = next((step for step, response in enumerate(starting_up) if abs(response) < 1e-12), None)
+        allowed = f"taps whose response to a constant, by which it is divided, vanishes at no step, here at {vanished}"
+        require(vanished is None, "filter.b", list(self.b), allowed)
         if abs(sum(self.b) - sum(self.a) - 1) > 1e-6:
             warnings.warn(
                 f"filter.b={list(self.b)}, filter.a={list(self.a)}: the gain at frequency zero is not 1; "
@@ -63,8 +72,6 @@ class RecursiveLowPass(Filter):
         for tap, past, past_response in zip(self.a, self._outputs, self._responses, strict=False):
             output.add_(past, alpha=-tap)
             response -= tap * past_response
-        if abs(response) < 1e-12:
-            raise ZeroDivisionError(f"the filter's response to a constant vanished: b={self.b}, a={self.a}")
         _push(self._inputs, gradient, len(self.b) - 1)
         _push(self._outputs, output, len(self.a))
         self._ones = [1.0, *self._ones][: len(self.b) - 1]
@@ -86,6 +93,17 @@ class RecursiveLowPass(Filter):
         self._outputs = [value.clone() for value in state["outputs"]]
         self._ones = list(state["ones"])
         self._responses = list(state["responses"])
+
+
+def _responses(b: Sequence[float], a: Sequence[float]) -> Iterator[float]:
+    """What the filter makes of the constant 1 at steps 0, 1, ..., uncorrected."""
+    past: list[float] = []
+    forward = 0.0
+    for step in count():
+        forward += b[step] if step < len(b) else 0.0
+        response = forward - sum(tap * value for tap, value in zip(a, past, strict=False))
+        yield response
+        past = [response, *past][: len(a)]
 
 
 def _push(history: list[Tensor], value: Tensor, length: int) -> None:
