@@ -547,6 +547,36 @@ def test_a_sample_whose_points_cancel_keeps_its_bound(kinds, name, size):
 
 
 @pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2, bias=False), nn.Conv2d(3, 2, 1, bias=False)], ids=repr)
+def test_tokens_of_a_sample_that_nearly_cancel_exceed_no_bound(kinds, layer):
+    """Inputs of 1e7 that add up to some 0.1: norms and sums in float32 would be rounding, each another one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(copy.deepcopy(layer))
+    flat = FlatParameters(model)
+
+    def loss(outputs, targets):
+        of_tokens = outputs.flatten(2).mean(2) if outputs.dim() == 4 else outputs.mean(1)
+        return F.cross_entropy(of_tokens, targets, reduction="none")
+
+    def shaped(tokens):
+        return tokens.transpose(1, 2).reshape(-1, 3, 16, 16) if isinstance(layer, nn.Conv2d) else tokens
+
+    engine = PerSampleGradients(model, flat, loss, strategies=frozenset(kinds))
+    points = [Point(1.0, flat.vector)]
+    y = torch.arange(8) % 2
+    with torch.no_grad():
+        for _ in range(16):  # comparisons with autograd, which could tell nothing of such samples, are behind
+            engine.record(points, shaped(torch.randn(4, 256, 3)), y[:4])
+        flat.vector.mul_(1e-9)
+    half = 1e7 * torch.randn(8, 128, 3)
+    x = shaped(torch.cat([half, -half], dim=1)[:, torch.randperm(256)] + 0.1 * torch.randn(8, 256, 3))
+    clip = clip_of("automatic_exact", 1.0)
+    alone = [engine.clipped_sum(points, [(x[i : i + 1], y[i : i + 1])], clip).total for i in range(8)]
+    assert max(float(one.norm()) for one in alone) <= 1 + 1e-5
+    torch.testing.assert_close(engine.clipped_sum(points, [(x, y)], clip).total, sum(alone), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kinds", [{"gram"}, {"pass"}, {"hold"}], ids=str)
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_what_a_sample_adds_does_not_depend_on_who_else_is_there(kinds, tokens):
     """Squares beyond the largest number, and below the smallest one, beside ordinary and broken samples."""

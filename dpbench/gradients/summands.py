@@ -132,19 +132,16 @@ class Factored(Summand):
             terms = [term.precise() for term in self.terms] if precise else self.terms
             return self.use.gram_squares(terms, self._strategy)
         terms = [term.precise() for term in self.terms] if precise else self.terms
-        squares, of_terms = [], []
+        squares = []
         for part in chunks(len(terms[0].b), self._strategy.chunk):
             rows = self.use.rows(terms[0].samples(part), self._strategy)
-            if len(terms) > 1:
-                of_terms.append(_row_squares(rows))
             for term in terms[1:]:
                 more = self.use.rows(term.samples(part), self._strategy)
-                of_terms[-1] = of_terms[-1] + _row_squares(more)
                 rows = tuple(have.add_(new) for have, new in zip(rows, more, strict=True))
             squares.append(_row_squares(rows))
-        if len(terms) > 1:  # what is left of terms that cancel is right, up to where their sum would be wrong
-            return Squares(torch.cat(squares), torch.cat(of_terms) * (1.0 if precise else SEVERELY / CANCELLING))
-        return _of_rows(squares)
+        # What is left of parts that cancel is right, up to where weighted sums, taken in another order, would be wrong.
+        reach = torch.stack([self.use.reach(term) for term in terms]).sum(0)
+        return Squares(torch.cat(squares), reach * (1.0 if precise else SEVERELY / CANCELLING))
 
     def keep(self, samples: Tensor) -> None:
         """Let what the others are made of be zero, in copies: the model's inputs may be among it."""

@@ -120,6 +120,13 @@ class Use:
         """G_i of a term: for each parameter (B, numbers in it)."""
         raise NotImplementedError
 
+    def reach(self, term: Term) -> Tensor:
+        """(Σ_τ ‖G_iτ‖)² over tokens or pixels τ at most, shape (B,): rounding errors of G_i are in proportion to it."""
+        dtype = full(term.b[:0]).dtype
+        of_a, of_b = (torch.linalg.vector_norm(t.flatten(1), dim=1, dtype=dtype) for t in (term.a, term.b))
+        product: Tensor = of_a * of_b
+        return product.square_()
+
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """‖Σ_j G_ij‖² over terms j without making G_ij."""
         raise NotImplementedError

@@ -131,6 +131,11 @@ class Patches(Use):
         return self.groups == 1 and self.stride == (1, 1) and all(r >= 0 for r in reach)
 
     @override
+    def reach(self, term: Term) -> Tensor:
+        # A pixel of the input is in at most so many patches.
+        return super().reach(term).mul_(self.shapes[0][2] * self.shapes[0][3])
+
+    @override
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         if strategy.method == "pixels":
             return self._pixel_squares(terms)

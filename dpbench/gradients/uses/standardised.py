@@ -69,6 +69,12 @@ class StandardisedPatches(Patches):
         return filter_gradients.mul_(extra.gain * extra.scale), gains
 
     @override
+    def reach(self, term: Term) -> Tensor:
+        # Projections lengthen nothing; gains' gradients are of filters, which have norms of at most 1.
+        extra: Standardisation = term.extra
+        return super().reach(term) * (extra.gain * extra.scale).abs().max().clamp(min=1).square()
+
+    @override
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """Of the weights, what the projections leave of the filters' inner products; and of the gains.
 
