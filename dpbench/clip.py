@@ -100,7 +100,7 @@ class AutomaticClip(Clip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.stabiliser >= 0, "clip.stabiliser", self.stabiliser, "a number >= 0")
+        require(0 <= self.stabiliser < math.inf, "clip.stabiliser", self.stabiliser, "a finite number >= 0")
 
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
         shifted = norms + self.stabiliser

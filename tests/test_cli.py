@@ -55,6 +55,8 @@ BAD_INPUT = [
     ("epochs=1e-12", "epochs=1e-12", "enough for a step"),
     ("epochs=1e9", "epochs=1e+09", "at most 10,000,000 steps"),
     ("seed=-1", "seed=-1", "a whole number >= 0"),
+    ("evaluation.every_epochs=inf", "evaluation.every_epochs=inf", "a finite number > 0, or null"),
+    ("clip=automatic clip.stabiliser=inf", "clip.stabiliser=inf", "a finite number >= 0"),
     ("seed=1.5", "seed=1.5", "a whole number"),
     ("record_coordinates=-1", "record_coordinates=-1", "a whole number >= 0"),
     ("optim=adagrad_norm_uncertified", "optim.uncertified=false", "use optim=adagrad_norm"),

@@ -46,7 +46,8 @@ class EvaluationTimes:
 
     def __post_init__(self) -> None:
         epochs, steps = self.every_epochs, self.every_steps
-        require(epochs is None or epochs > 0, "evaluation.every_epochs", epochs, "a number > 0, or null")
+        finite = epochs is None or 0 < epochs < math.inf
+        require(finite, "evaluation.every_epochs", epochs, "a finite number > 0, or null")
         require(steps is None or steps > 0, "evaluation.every_steps", steps, "a whole number > 0, or null")
 
 
