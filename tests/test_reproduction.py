@@ -220,6 +220,7 @@ def test_operations_of_a_forward_pass_are_those_of_the_publications():
         return forward_flops(facts_of({"algo": "dpsgd", **overrides}))
 
     assert flops(dataset="mnist", model="linear") == 2 * 784 * 10
+    assert flops(dataset="adult", model="mlp") == 2 * (104 * 64 + 64 * 2)
     # He et al. 2016: 1.8e9 multiplications of ResNet-18; Touvron et al. 2021: 4.6e9 of ViT-S/16.
     assert flops(dataset="cifar10", model="resnet18", **{"model.image_size": "224"}) == pytest.approx(3.6e9, rel=0.05)
     assert flops(dataset="cifar10", model="vit_small") == pytest.approx(9.2e9, rel=0.05)

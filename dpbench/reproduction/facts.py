@@ -67,11 +67,16 @@ class Facts:
 
 
 def kind_of(dataset: Any, model: Any, query: Any, copies: int) -> str:
-    """A text that tells kinds of gradients apart, from plain values; images of one size take one time."""
-    names = ("channels", "height", "width", "classes") if "height" in dataset else ("name", "max_length", "classes")
-    shape = [dataset[name] for name in names]
+    """A text that tells kinds of gradients apart, from plain values; images or rows of one size take one time."""
+    shape = [dataset[name] for name in _shape_names(dataset)]
     points = {name: value for name, value in query.items() if not isinstance(value, float)}  # but for their weights
     return json.dumps([shape, model, points, copies], sort_keys=True)
+
+
+def _shape_names(dataset: Any) -> tuple[str, ...]:
+    if "height" in dataset:
+        return ("channels", "height", "width", "classes")
+    return ("features", "classes") if "features" in dataset else ("name", "max_length", "classes")
 
 
 def facts_of(overrides: Overrides) -> Facts:

@@ -166,7 +166,7 @@ def _counted(facts: Facts) -> float:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), nowhere:
         net = facts.model.build(facts.dataset).eval()
         inputs, _ = facts.dataset.blank(1, nowhere)
-        if inputs.dim() == 2:  # a text: models of them look at their inputs, and use each weight once a token
+        if not inputs.is_floating_point():  # a text, whose models look at it, and use each weight once a token
             tables = [layer for layer in net.modules() if isinstance(layer, nn.Embedding)]
             looked_up = {id(weight) for table in tables for weight in table.parameters()}
             return 2.0 * inputs.shape[1] * sum(w.numel() for w in net.parameters() if id(w) not in looked_up)
