@@ -84,6 +84,8 @@ class Recording:
             return output
         for part in waiting:
             self._calls.setdefault(part.parameters, []).append(part.use)
+        if output._is_view():  # autograd drops the hooks of a view that is changed in place
+            output = torch.ops.aten._unsafe_view(output, output.shape)
         if not output.requires_grad:
             output = self._rooted(output)
         version = read._version

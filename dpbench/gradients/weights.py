@@ -77,9 +77,7 @@ class StackedWeights(Weights):
         w = self.of(weight) if transposed else self.of(weight).transpose(1, 2)
         rows = x.reshape(self.seeds, -1, x.shape[-1])
         output = torch.bmm(rows, w) if bias is None else torch.baddbmm(self.of(bias).unsqueeze(1), rows, w)
-        # Not a view, so that what follows may change it in place without a copy.
-        mapped: Tensor = torch.ops.aten._unsafe_view(output, (*x.shape[:-1], w.shape[2]))
-        return mapped
+        return output.view(*x.shape[:-1], w.shape[2])
 
     @override
     def convolution(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
