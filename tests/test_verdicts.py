@@ -45,6 +45,7 @@ needs:
 claims: CLAIMS
 """
 ABOVE = "{says: better, higher: {method: new}, lower: {method: old}%s}"
+BELOW = "{says: worse, higher: {method: old}, lower: {method: new}%s}"
 
 
 def digest(overrides: Sequence[str]) -> str:
@@ -365,6 +366,31 @@ def test_an_order_waits_for_all_of_its_runs(world):
     assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.TOO_FEW_SEEDS
     world.run("dataset=digits algo=dpsgd eps=8", 1, 60, "diverged")
     assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.FAILED
+
+
+def test_an_order_is_decided_where_what_was_not_run_could_not_change_it(world):
+    """Of two pairs one is there; what it may decide depends on how many pairs are claimed."""
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61)
+    claims = [order % pairs for order in (ABOVE, BELOW) for pairs in ("", ", pairs: 1")]
+    findings = judge(world.artefact(*claims), world.evidence)[-4:]
+    assert [one.outcome for one in findings] == [
+        Outcome.ORDER_FAILS,
+        Outcome.NOT_RUN,
+        Outcome.NOT_RUN,
+        Outcome.ORDER_HOLDS,
+    ]
+    assert findings[0].detail == "holds in 0 of 2 pairs, fails in 1, within noise in 0, not run in 1"
+
+
+def test_accounting_differs_by_the_runs_that_decide_alone(world):
+    """A run that spent too much, in a pair that is not complete, says nothing of the verdict of another pair."""
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61)
+    world.runs("dataset=digits algo=disk eps=8", 60, 60, 60, eps=9.5, target_eps=8.0)
+    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.ORDER_FAILS
+    world.runs("dataset=digits algo=dpsgd eps=8", 61, 61, 61)
+    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.ACCOUNTING_DIFFERS
 
 
 def test_an_order_compares_with_a_quoted_number_as_it_is_printed(world):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -85,7 +85,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
-    return _accounted(Finding(artefact.where, claim, outcome, detail), parts, found)
+    return _accounted(Finding(artefact.where, claim, outcome, detail), zip(parts, found, strict=True))
 
 
 def _digits_apart(one: float, other: float) -> int:
@@ -94,24 +94,34 @@ def _digits_apart(one: float, other: float) -> int:
 
 
 def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
-    """The verdict on an order, from every pair of cells it is about.
+    """The verdict on an order, from the pairs of cells it is about.
 
     A pair bears it out where the difference exceeds its noise (two standard errors), contradicts it where it does so
     with the other sign, and is open between the two; "at least" and "within" need no more than not to be
-    contradicted, and a margin may be missed by the tolerance of values.
+    contradicted, and a margin may be missed by the tolerance of values. Pairs that were run decide it alone where
+    those that were not could not change the verdict: one that contradicts is enough against an order claimed of all.
     """
     pairs = tuple(pairs_of(artefact, order))
     parts = [cell for pair in pairs for cell in pair]
     found = [_number(cell, measure) for cell in parts]
-    obstacle = _obstacle(artefact, order.says, parts, found)
-    if obstacle is not None:
-        return obstacle
-    verdicts = [_pair(order, above, _number(above, measure), _number(below, measure)) for above, below in pairs]
+    run = [
+        (pair, (above, below))
+        for pair, above, below in zip(pairs, found[::2], found[1::2], strict=True)
+        if above.enough and below.enough
+    ]
+    verdicts = [_pair(order, cell, above, below) for (cell, _), (above, below) in run]
     holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
-    detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(pairs) - holds - fails}"
     asked = len(pairs) if order.pairs is None else order.pairs
     outcome = _verdict(holds, len(pairs) - fails, asked)
-    return _accounted(Finding(artefact.where, order.says, outcome, detail), parts, found)
+    if outcome == Outcome.ORDER_OPEN:
+        obstacle = _obstacle(artefact, order.says, parts, found)
+        if obstacle is not None:
+            return obstacle
+    detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(run) - holds - fails}"
+    if len(run) < len(pairs):
+        detail += f", not run in {len(pairs) - len(run)}"
+    behind = [part for pair in run for part in zip(*pair, strict=True)]
+    return _accounted(Finding(artefact.where, order.says, outcome, detail), behind)
 
 
 def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
@@ -128,7 +138,7 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     error = math.hypot(*(_standard_error(one) for change in terms for _, one in change)) / len(terms)
     outcome = _sign(mean, 2 * error)
     detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{2 * error:.3g}"
-    return _accounted(Finding(artefact.where, trend.says, outcome, detail), parts, found)
+    return _accounted(Finding(artefact.where, trend.says, outcome, detail), zip(parts, found, strict=True))
 
 
 def judge_words(artefact: Artefact, words: Words) -> Finding:
@@ -167,7 +177,7 @@ def _sign(difference: float, noise: float) -> Outcome:
 
 
 def _verdict(holds: int, possible: int, asked: int) -> Outcome:
-    """An order over all pairs; open where the pairs within noise decide it."""
+    """An order over all pairs; open where those within noise, or not run, decide it."""
     if holds >= asked:
         return Outcome.ORDER_HOLDS
     return Outcome.ORDER_FAILS if possible < asked else Outcome.ORDER_OPEN
@@ -213,10 +223,9 @@ def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequ
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
 
 
-def _accounted(finding: Finding, cells: Sequence[Cell], found: Sequence[Measured]) -> Finding:
+def _accounted(finding: Finding, behind: Iterable[tuple[Cell, Measured]]) -> Finding:
     """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
-    both = zip(cells, found, strict=True)
-    over = {cell.overrides["eps"]: one.overspent for cell, one in both if one.overspent is not None}
+    over = {cell.overrides["eps"]: one.overspent for cell, one in behind if one.overspent is not None}
     if not over:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
