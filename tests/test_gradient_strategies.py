@@ -300,7 +300,7 @@ def test_changes_in_place(name):
 
 @pytest.mark.parametrize("first", [nn.Identity, lambda: nn.LayerNorm(4)], ids=["first", "after another layer"])
 def test_changes_in_place_of_a_view(first, monkeypatch):
-    """Autograd drops the hooks of a view that is changed in place; torch 2.11 gives linear layers' outputs as views."""
+    """Autograd drops the hooks of a view that is changed in place; torch up to 2.14 gives linear layers' as views."""
 
     def viewed(weights, x, weight, bias, transposed):
         return torch.addmm(bias, x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)

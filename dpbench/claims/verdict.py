@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 
 from dpbench.claims.evidence import Measured
@@ -52,6 +53,7 @@ class Finding:
 
 
 Measure = Callable[[Cell], Measured]
+Part = tuple[Cell, Measured]
 
 
 def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | None:
@@ -69,11 +71,11 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
         claim += f" (not printed, by {cell.derived})"
     if cell.quoted is not None:
         return Finding(artefact.where, claim, Outcome.NOT_RUN, f"quoted from {cell.quoted}; no run of the paper's")
-    parts = sources(artefact, cell)
-    found = [measure(part) for part in parts]
-    obstacle = _obstacle(artefact, claim, parts, found)
+    parts = [(part, measure(part)) for part in sources(artefact, cell)]
+    obstacle = _obstacle(artefact, claim, parts)
     if obstacle is not None:
         return obstacle
+    found = [one for _, one in parts]
     value = found[0].mean - (found[1].mean if len(found) > 1 else 0.0)
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
     allowed = _allowed(cell.tolerance, error)
@@ -85,7 +87,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
-    return _accounted(Finding(artefact.where, claim, outcome, detail), zip(parts, found, strict=True))
+    return _accounted(Finding(artefact.where, claim, outcome, detail), parts)
 
 
 def _digits_apart(one: float, other: float) -> int:
@@ -101,35 +103,27 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     contradicted, and a margin may be missed by the tolerance of values. Pairs that were run decide it alone where
     those that were not could not change the verdict: one that contradicts is enough against an order claimed of all.
     """
-    pairs = tuple(pairs_of(artefact, order))
-    parts = [cell for pair in pairs for cell in pair]
-    found = [_number(cell, measure) for cell in parts]
-    run = [
-        (pair, (above, below))
-        for pair, above, below in zip(pairs, found[::2], found[1::2], strict=True)
-        if above.enough and below.enough
-    ]
-    verdicts = [_pair(order, cell, above, below) for (cell, _), (above, below) in run]
+    pairs = [(_part(above, measure), _part(below, measure)) for above, below in pairs_of(artefact, order)]
+    run = [pair for pair in pairs if all(one.enough for _, one in pair)]
+    verdicts = [_pair(order, cell, above, below) for (cell, above), (_, below) in run]
     holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
     asked = len(pairs) if order.pairs is None else order.pairs
     outcome = _verdict(holds, len(pairs) - fails, asked)
     if outcome == Outcome.ORDER_OPEN:
-        obstacle = _obstacle(artefact, order.says, parts, found)
+        obstacle = _obstacle(artefact, order.says, chain.from_iterable(pairs))
         if obstacle is not None:
             return obstacle
     detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(run) - holds - fails}"
     if len(run) < len(pairs):
         detail += f", not run in {len(pairs) - len(run)}"
-    behind = [part for pair in run for part in zip(*pair, strict=True)]
-    return _accounted(Finding(artefact.where, order.says, outcome, detail), behind)
+    return _accounted(Finding(artefact.where, order.says, outcome, detail), chain.from_iterable(run))
 
 
 def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     """The verdict on a trend: the mean change from one end of the axis to the other, against its noise."""
     changes = tuple(changes_of(artefact, trend))
-    parts = [cell for change in changes for cell, _ in change]
-    found = [_number(part, measure) for part in parts]
-    obstacle = _obstacle(artefact, trend.says, parts, found)
+    parts = [_part(cell, measure) for change in changes for cell, _ in change]
+    obstacle = _obstacle(artefact, trend.says, parts)
     if obstacle is not None:
         return obstacle
     sign = 1 if trend.rising else -1
@@ -138,7 +132,7 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     error = math.hypot(*(_standard_error(one) for change in terms for _, one in change)) / len(terms)
     outcome = _sign(mean, 2 * error)
     detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{2 * error:.3g}"
-    return _accounted(Finding(artefact.where, trend.says, outcome, detail), zip(parts, found, strict=True))
+    return _accounted(Finding(artefact.where, trend.says, outcome, detail), parts)
 
 
 def judge_words(artefact: Artefact, words: Words) -> Finding:
@@ -151,6 +145,10 @@ def _number(cell: Cell, measure: Measure) -> Measured:
     if cell.quoted is None or cell.printed is None:
         return measure(cell)
     return Measured((cell.printed.value,), 1, {})
+
+
+def _part(cell: Cell, measure: Measure) -> Part:
+    return cell, _number(cell, measure)
 
 
 def _pair(order: Order, cell: Cell, above: Measured, below: Measured) -> Outcome:
@@ -201,9 +199,9 @@ def _printed_error(cell: Cell) -> float:
     return 0.0 if spread is None else spread / math.sqrt(cell.seeds)
 
 
-def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequence[Measured]) -> Finding | None:
+def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding | None:
     """Why a claim can't be judged yet, the gravest reason first; None if it can."""
-    distinct = {cell.place: (cell, one) for cell, one in zip(cells, found, strict=True)}
+    distinct = {cell.place: (cell, one) for cell, one in parts}
     short = [(cell, one) for cell, one in distinct.values() if not one.enough]
     if not short:
         return None
@@ -223,9 +221,9 @@ def _obstacle(artefact: Artefact, claim: str, cells: Sequence[Cell], found: Sequ
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
 
 
-def _accounted(finding: Finding, behind: Iterable[tuple[Cell, Measured]]) -> Finding:
+def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
     """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
-    over = {cell.overrides["eps"]: one.overspent for cell, one in behind if one.overspent is not None}
+    over = {cell.overrides["eps"]: one.overspent for cell, one in parts if one.overspent is not None}
     if not over:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
