@@ -12,31 +12,33 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NoReturn
 
-import hydra
-from hydra._internal.utils import get_args_parser
-from omegaconf import DictConfig
-
-from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
-from dpbench.cli.console import make_console
-from dpbench.cli.help import help_text
-from dpbench.cli.job import train_here, train_job
-from dpbench.cli.launcher import Launcher, LauncherError
-from dpbench.cli.preview import print_plan
-from dpbench.cli.rounds import carry_through
-from dpbench.cli.table import Row, as_csv, print_table
-from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
-from dpbench.config.own import find_own_stages
-from dpbench.config.schema import register
-from dpbench.errors import UserError
 from dpbench.garbage import uncollected
-from dpbench.tracking import Status, log_table, tracker_line
-from dpbench.tracking.process import Process
-from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import require_writable, write_atomically
-from dpbench.training.budget import budget
-from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
-from dpbench.training.execution import MODEL, record_of
-from dpbench.training.following import follow
+
+with uncollected():  # torch alone makes half a million objects that stay
+    import hydra
+    from hydra._internal.utils import get_args_parser
+    from omegaconf import DictConfig
+
+    from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
+    from dpbench.cli.console import make_console
+    from dpbench.cli.help import help_text
+    from dpbench.cli.job import train_here, train_job
+    from dpbench.cli.launcher import Launcher, LauncherError
+    from dpbench.cli.preview import print_plan
+    from dpbench.cli.rounds import carry_through
+    from dpbench.cli.table import Row, as_csv, print_table
+    from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
+    from dpbench.config.own import find_own_stages
+    from dpbench.config.schema import register
+    from dpbench.errors import UserError
+    from dpbench.tracking import Status, log_table, tracker_line
+    from dpbench.tracking.process import Process
+    from dpbench.tracking.reading import Recorded
+    from dpbench.tracking.record import require_writable, write_atomically
+    from dpbench.training.budget import budget
+    from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
+    from dpbench.training.execution import MODEL, record_of
+    from dpbench.training.following import follow
 
 FAILED = 1
 NO_REASON = "its record does not say why"

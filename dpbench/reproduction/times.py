@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from dpbench import cache
 from dpbench.config import compose_each
@@ -162,6 +161,8 @@ def forward_flops(facts: Facts) -> float:
 
 
 def _counted(facts: Facts) -> float:
+    from torch.utils.flop_counter import FlopCounterMode  # brings a compiler, for which most commands have no use
+
     nowhere = torch.device("meta")
     with torch.random.fork_rng(devices=[]), torch.no_grad(), nowhere:
         net = facts.model.build(facts.dataset).eval()

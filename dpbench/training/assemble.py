@@ -14,7 +14,6 @@ from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import IGNORED
 from dpbench.errors import UserError
-from dpbench.garbage import uncollected
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
@@ -88,8 +87,7 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     model.to(device).train()
     flat = FlatParameters(model)
     gradients = gradients_of(config, model, flat, PerSampleGradients)
-    with uncollected():  # torch imports its compiler with the first optimizer
-        optimizer = config.optim.build(flat.parameters)
+    optimizer = config.optim.build(flat.parameters)
     if config.uncertified is None and any("unnoised_norm" in group for group in optimizer.param_groups):
         raise UserError(
             "this optimizer reads the norm of un-noised gradients, for which no eps holds; leave unnoised_norm out",

@@ -14,6 +14,7 @@ from rich.console import Console
 from dpbench.config import Job, config_hash, resolved
 from dpbench.data import Splits
 from dpbench.errors import UserError
+from dpbench.garbage import uncollected
 from dpbench.gradients.verify import out_of_memory
 from dpbench.privacy import Ledger
 from dpbench.spectra import GradientRecorder
@@ -145,7 +146,8 @@ class Execution:
         """
         try:
             try:
-                self.prepared = self._prepare(splits)
+                with uncollected():  # the first run imports what reads its data, and a compiler with its optimizer
+                    self.prepared = self._prepare(splits)
             except UserError as error:
                 self.record.refuse(str(error))
             except Exception as error:  # while it was prepared; what happens in training is recorded there
