@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 
@@ -27,6 +28,18 @@ def test_numbers_are_standard_normal_and_independent(make):
     for other in (noise.roll(1), noise.roll(COUNT // 2), drawn(source)):
         assert abs((noise * other).mean()) < 5.5 / COUNT**0.5
     assert 4 < noise.abs().max() < 8
+
+
+def test_seeded_noise_in_single_precision_goes_on_where_a_single_draw_ends():
+    """torch makes normals of 24-bit uniforms on a CPU: none is beyond sqrt(48 log 2), whatever the seed.
+
+    The seed is one of a few hundred that has a number beyond it among the first million.
+    """
+    out = torch.empty(1_000_000)
+    assert SeededGaussian(torch.Generator().manual_seed(354)).fill(out) is out
+    end = (48 * math.log(2)) ** 0.5
+    assert out.abs().max() > 1.01 * end
+    assert stats.kstest(out.double().numpy(), "norm").pvalue > 1e-3
 
 
 def test_two_secure_sources_share_no_numbers():

@@ -731,3 +731,37 @@ def test_no_warning_where_books_are_kept():
         warnings.simplefilter("error")
         assert_right(engine, (torch.randn(4, 6).double(), torch.randint(3, (4,))))
     assert isinstance(engine._way, Books)
+
+
+# Numbers near the largest there is
+
+
+@pytest.mark.parametrize("magnitude", [1e37, 3e38])
+def test_one_sample_of_huge_inputs_does_not_stop_a_run(magnitude):
+    """Batches 4 and 16 are compared with autograd, and whether that ends a run must not hang on one sample."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    for batch in range(1, 17):
+        x, y = torch.randn(100, 20), torch.randint(3, (100,))
+        if batch in (4, 16):
+            x[:7] = magnitude * torch.randn(7, 20).sign()
+        found = engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], lambda norms: (1 / norms).clamp(max=1))
+        assert found.total.isfinite().all()
+
+
+@pytest.mark.parametrize("strategy", ["pass", "hold", "gram"])
+def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(strategy):
+    """A sample that the model is sure of has hardly a gradient, and automatic clipping scales it up: inf times 0."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
+    x, y = torch.randn(17, 20), torch.randint(3, (17,))
+    x[16] = 1e37 * torch.randn(20).sign()
+    with torch.no_grad():
+        y[16] = model(x[16:]).argmax()
+        model[2].bias[y[16]] += 20
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy, strategies=frozenset({strategy}))
+    points = [Point(1.0, engine.flat.vector)]
+    with_it, without = (
+        engine.clipped_sum(points, [(x[:count], y[:count])], lambda norms: 1 / (norms + 0.01)) for count in (17, 16)
+    )
+    assert 0 < with_it.norms[16] < 1e-3
+    assert float((with_it.total - without.total).norm()) < 1.001

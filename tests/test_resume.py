@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import threading
@@ -253,6 +254,15 @@ def test_no_release_is_made_again_with_the_same_noise_at_another_multiplier(tmp_
     assert status(other) == "finished"
 
 
+def test_a_run_that_spent_more_than_its_eps_is_invalid(tmp_path):
+    """A calibration that was cached by another account, say, gives too little noise."""
+    with calibrated_by(0.9):
+        (folder,), _ = carried_out(tiny(*CALIBRATED), tmp_path)
+    found = read(folder, "status.json")
+    assert found["status"] == "invalid"
+    assert re.fullmatch(r"eps=3\.\d+ was spent, more than eps=3: its noise .* another account", found["reason"])
+
+
 def test_seconds_of_all_parts_are_added_up(tmp_path):
     config = tiny()
     stopped(config, tmp_path, 7)
@@ -389,6 +399,32 @@ def test_a_run_begun_on_another_kind_of_device_is_left_alone(tmp_path):
     note = RunRecord(tmp_path, config_hash(config), 0).take_refusal()
     assert note == "device=cpu: this run was begun on cuda, where it can go on; force=true starts it anew"
     assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+
+
+@pytest.mark.parametrize(("left", "refused"), [((), True), ((2,), True), ((6,), False)])
+def test_published_steps_are_not_taken_again_on_another_kind_of_device(tmp_path, left, refused):
+    """There the same seed draws other batches and other noise. All metrics were published up to step 6."""
+    config = tiny()
+    folder = stopped(config, tmp_path, 7)
+    for path in folder.glob("checkpoint-*.pt"):
+        if int(path.stem.rpartition("-")[2]) not in left:
+            path.unlink()
+    if left == (2,):  # as if only that one could be read
+        there = stopped(tiny(), tmp_path / "other", 3)
+        shutil.copy(there / "checkpoint-00000002.pt", folder)
+    origin = read(folder, "provenance.json")
+    (folder / "provenance.json").write_text(json.dumps({**origin, "device": "NVIDIA A100-SXM4-40GB"}))
+    before = outcome(folder)
+    carried_out(config, tmp_path)
+    note = RunRecord(tmp_path, config_hash(config), 0).take_refusal()
+    if not refused:
+        assert note is None
+        assert resumed_at(folder) == [6]
+        return
+    step = max(left, default=0)
+    assert note.startswith("device=cpu: a run on NVIDIA A100-SXM4-40GB has published metrics of step 6; here the steps")
+    assert f"after step {step} would draw other batches and noise" in note
+    assert outcome(folder) == before
 
 
 # Writing.

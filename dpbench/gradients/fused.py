@@ -202,7 +202,7 @@ class FusedGradients(PerSampleGradients):
         return True
 
     def _together(self, pieces: list[tuple[_Share, MicroBatch]]) -> list[Clipped | None]:
-        """What each run gets; None where a gradient is not finite, for that one must be left out."""
+        """What each run gets; None where a gradient, or their sum, is not finite, which it had better see to alone."""
         requests = [share.request for share, _ in pieces]
         sizes = [len(targets) for _, (_, targets) in pieces]
         seeds, longest = len(pieces), max(sizes)
@@ -220,14 +220,16 @@ class FusedGradients(PerSampleGradients):
             for s, (request, size) in enumerate(zip(requests, sizes, strict=True)):
                 factors[:, s, :size] = request.factors(norms[:, s, :size])
             totals = tape.weighted_sum(factors.flatten(1))
-            flags = torch.cat([tape.doubtful().view(1), tape.finite().view(seeds, longest).all(1)])
-            doubtful, *finite = flags.tolist()
+            sound = tape.finite().view(seeds, longest).all(1) & totals.sum(1).isfinite()
+            flags = torch.cat([tape.doubtful().view(1), sound])
+            doubtful, *sound_seeds = flags.tolist()
             if not doubtful:
                 break
             tape.refine()
         losses, whole = (t.view(seeds, longest) for t in (tape.losses, tape.whole_norms()))
         return [
-            Clipped(totals[s], losses[s, : sizes[s]], whole[s, : sizes[s]]) if finite[s] else None for s in range(seeds)
+            Clipped(totals[s], losses[s, : sizes[s]], whole[s, : sizes[s]]) if sound_seeds[s] else None
+            for s in range(seeds)
         ]
 
 

@@ -182,10 +182,14 @@ class PerSampleGradients:
                 rest = tape.weighted_sum(1 - weights) if remainder else None
                 finite = tape.finite()
                 # The only synchronisation with a GPU, when all work of the micro-batch is under way.
-                whole, doubtful = torch.stack([finite.all(), tape.doubtful()]).tolist()
-                if not doubtful:
+                flags = [finite.all(), tape.doubtful(), tape.overflows([total] if rest is None else [total, rest])]
+                whole, doubtful, overflows = torch.stack(flags).tolist()
+                if doubtful:
+                    tape.refine()
+                elif whole and overflows:
+                    tape.sum_precisely()
+                else:
                     break
-                tape.refine()
             if not whole:
                 # Not computed anew without them: what the others then draw at random would depend on their number.
                 tape.leave_out_broken()

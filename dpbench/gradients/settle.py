@@ -152,7 +152,8 @@ def problem_in_batch(
         seed: of the factors.
     """
     flat = engine.flat
-    factors = torch.randn(len(targets), generator=torch.Generator().manual_seed(seed)).to(flat.vector)
+    # At most 1: whether a run ends here must not hang on one sample whose inputs, multiplied, are beyond all numbers.
+    factors = torch.rand(len(targets), generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1).to(flat.vector)
     level = LEVELS[seed % len(LEVELS)]
     # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
     elsewhere = [Point(weight, moved(iterate, seed)) for weight, iterate in points]

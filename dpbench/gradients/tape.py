@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,7 +42,8 @@ class Tape:
         self._seeds = seeds
         self._norms: Tensor | None = None
         self._rough: Tensor | None = None
-        self._doubtful = self._severely = losses.new_zeros((), dtype=torch.bool)
+        self._doubtful = losses.new_zeros((), dtype=torch.bool)
+        self._precise = False
 
     def norms(self) -> Tensor:
         """Norms of each parameter group and sample, shape (G, B); inf where the square of one is not finite."""
@@ -55,7 +56,7 @@ class Tape:
     def doubtful(self) -> Tensor:
         """Whether norms may be wrong, for parts that nearly cancel or squares beyond the largest number; a flag."""
         self.norms()
-        return self._doubtful.any() if self._rough is None else torch.zeros_like(self._severely)
+        return self._doubtful.any() if self._rough is None else self.losses.new_zeros((), dtype=torch.bool)
 
     def refine(self) -> None:
         """Take norms that may be wrong in double precision, and sums where that alone gives what the norms speak of.
@@ -66,8 +67,18 @@ class Tape:
         squares, parts = self._squares(precise=True)
         norms = _roots(squares.maximum(LEAST * parts).to(rough.dtype))
         severely = (squares < SEVERELY * parts) | ~rough.isfinite()
-        self._severely = (self._doubtful & norms.isfinite() & severely).any()
+        self._precise = bool((self._doubtful & norms.isfinite() & severely).any())
         self._norms = torch.where(self._doubtful, norms, rough)
+
+    def overflows(self, sums: Iterable[Tensor]) -> Tensor:
+        """Whether one of the sums of `weighted_sum` is not finite, and may be in double precision; a flag."""
+        if self._precise:
+            return self.losses.new_zeros((), dtype=torch.bool)
+        return ~torch.stack([total.sum() for total in sums]).isfinite().all()
+
+    def sum_precisely(self) -> None:
+        """Take sums in double precision from now on: a factor above 1 may take numbers beyond single precision."""
+        self._precise = True
 
     def _squares(self, *, precise: bool) -> tuple[Tensor, Tensor]:
         """Squared norms of each group and sample, and of their parts; in double precision if asked for."""
@@ -106,8 +117,7 @@ class Tape:
         """
         lead = [] if self._seeds is None else [self._seeds]
         vector = self._flat.vector
-        precise = self._rough is not None and bool(self._severely)
-        total = vector.new_zeros(*lead, len(self._flat), dtype=torch.float64 if precise else vector.dtype)
+        total = vector.new_zeros(*lead, len(self._flat), dtype=torch.float64 if self._precise else vector.dtype)
         views: dict[Tensor, Tensor] = dict(zip(self._flat.parameters, self._flat.views(total), strict=True))
         for parameters, summand in self._summands.items():
             own, onto = factors[self._groups[parameters[0]]], [views[p] for p in parameters]

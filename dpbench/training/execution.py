@@ -42,6 +42,9 @@ MODEL = "model.safetensors"
 # Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
 KEPT = (FILES, "provenance.json", "ledger.json")
 
+# Two accounts of the same releases differ by no more.
+ROUNDING = 1e-6
+
 # Ways in which a run ends for good.
 ENDED = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
 
@@ -240,8 +243,8 @@ class Execution:
             yield from self._steps(training, splits, tracker, display, occasions)
             if self.config.keep_model:
                 self.record.write_bytes(MODEL, final_weights(parts))
-            status = Status.FINISHED if ledger.complete() else Status.INVALID
-            reason = None if ledger.complete() else f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
+            reason = self._why_invalid(ledger)
+            status = Status.FINISHED if reason is None else Status.INVALID
         except KeyboardInterrupt:
             status, reason = Status.INTERRUPTED, "by the user"
             raise
@@ -275,6 +278,15 @@ class Execution:
             if tracker is not None:
                 tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
+
+    def _why_invalid(self, ledger: Ledger) -> str | None:
+        """What is wrong with the releases of a run that has taken all its steps; None for nothing."""
+        if not ledger.complete():
+            return f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
+        eps, spent = self.config.eps, ledger.epsilon()
+        if self.config.privacy.published is None and spent > eps * (1 + ROUNDING):
+            return f"eps={spent:.4g} was spent, more than eps={eps:g}: its noise was calibrated by another account"
+        return None
 
     @property
     def _alone(self) -> bool:

@@ -13,10 +13,12 @@ from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.stage import State
 from dpbench.tracking import RunRecord
+from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import read_json
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.devices import describe, kind_of
 from dpbench.training.loop import evaluated_after
 from dpbench.training.resume import GLOBAL, MisfitError, Training
 
@@ -115,11 +117,30 @@ class Keeper:
                 training = begin(None)
                 continue
             self.refuse_to_repeat(step)
+            self._refuse_other_draws(training, step)
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
         self.refuse_to_repeat(0)
+        self._refuse_other_draws(training, 0)
         self._refuse_to_rescale(training)
         return training, None
+
+    def _refuse_other_draws(self, training: Training, step: int) -> None:
+        """Seeded generators draw otherwise on another kind of device: steps that were seen would be other releases."""
+        earlier = Recorded.read(self._record.folder)
+        before, now = (
+            kind_of(str(earlier.provenance.get("device", ""))),
+            kind_of(describe(training.parts.step.gradients.flat.vector.device)),
+        )
+        seen = max((int(line["step"]) for line in earlier.metrics), default=0)
+        if before not in ("", now) and seen > step:
+            raise UserError(
+                f"a run on {before} has published metrics of step {seen}; here the steps after step {step} would draw "
+                "other batches and noise, beyond the run's eps: go on there, take another seed, or force=true where "
+                "nothing of that was seen",
+                field="device",
+                value=self._config.device,
+            )
 
     def _refuse_to_rescale(self, training: Training) -> None:
         """See resume.py: releases that were seen are not made again with the same noise at another multiplier."""
