@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
+
+# Standard errors that a difference must exceed.
+ERRORS = 2.0
+# Of numbers that are compared with a bound.
+ROUNDING = 1e-9
 
 
 class Outcome(StrEnum):
@@ -98,16 +104,21 @@ def _digits_apart(one: float, other: float) -> int:
 def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     """The verdict on an order, from the pairs of cells it is about.
 
-    A pair bears it out where the difference exceeds its noise (two standard errors), contradicts it where it does so
-    with the other sign, and is open between the two; "at least" and "within" need no more than not to be
-    contradicted, and a margin may be missed by the tolerance of values. Pairs that were run decide it alone where
-    those that were not could not change the verdict: one that contradicts is enough against an order claimed of all.
+    A pair bears it out where the difference exceeds its noise, contradicts it where it does so with the other sign, and
+    is open between the two. A margin, or a distance to stay within, is met by the difference itself and missed where
+    it is missed by more than noise; "at least" needs no more than not to be contradicted. Pairs that were run decide
+    alone where those that were not could not change the verdict: one that contradicts is enough against an order
+    claimed of all. The more pairs there are of which few decide, the more noise each is granted (`_Noise`).
     """
     pairs = [(_part(above, measure), _part(below, measure)) for above, below in pairs_of(artefact, order)]
     run = [pair for pair in pairs if all(one.enough for _, one in pair)]
-    verdicts = [_pair(order, cell, above, below) for (cell, above), (_, below) in run]
-    holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
     asked = len(pairs) if order.pairs is None else order.pairs
+    shares = asked / len(pairs), (len(pairs) - asked + 1) / len(pairs)
+    verdicts = [
+        _pair(order, above.mean - below.mean, _Noise(_error(cell, above), _error(other, below), *shares))
+        for (cell, above), (other, below) in run
+    ]
+    holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
     outcome = _verdict(holds, len(pairs) - fails, asked)
     if outcome == Outcome.ORDER_OPEN:
         obstacle = _obstacle(artefact, order.says, chain.from_iterable(pairs))
@@ -129,9 +140,9 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     sign = 1 if trend.rising else -1
     terms = [[(weight * sign, _number(cell, measure)) for cell, weight in change] for change in changes]
     mean = statistics.fmean(sum(weight * one.mean for weight, one in change) for change in terms)
-    error = math.hypot(*(_standard_error(one) for change in terms for _, one in change)) / len(terms)
-    outcome = _sign(mean, 2 * error)
-    detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{2 * error:.3g}"
+    error = math.hypot(*(_error(*part).size for part in parts)) / len(terms)
+    outcome = _sign(mean, ERRORS * error)
+    detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{ERRORS * error:.3g}"
     return _accounted(Finding(artefact.where, trend.says, outcome, detail), parts)
 
 
@@ -151,17 +162,76 @@ def _part(cell: Cell, measure: Measure) -> Part:
     return cell, _number(cell, measure)
 
 
-def _pair(order: Order, cell: Cell, above: Measured, below: Measured) -> Outcome:
-    difference = above.mean - below.mean
-    error = math.hypot(_standard_error(above), _standard_error(below))
-    allowed = _allowed(cell.tolerance, error)
+@dataclass(frozen=True)
+class _Error:
+    """Of a mean.
+
+    Attributes:
+        size: its standard error.
+        freedom: degrees of freedom of that; inf where it is not an estimate.
+    """
+
+    size: float
+    freedom: float = math.inf
+
+
+class _Noise:
+    """How far two means must lie apart to say which is above.
+
+    Two standard errors for one pair. Where k of m pairs would decide an order, chance has many tries, and so much noise
+    is granted to each that all of them together err no more often (at most k errors of m tests at k/m of the level:
+    Lehmann & Romano 2005), by Student's distribution with Welch's degrees of freedom.
+
+    Attributes:
+        bearing_out: for a pair that is to bear the order out.
+        contradicting: for one that is to contradict it.
+    """
+
+    def __init__(self, above: _Error, below: _Error, deciding_for: float, deciding_against: float) -> None:
+        """Of one pair.
+
+        Args:
+            above: of the mean that is said to be above.
+            below: of the other one.
+            deciding_for: k/m of pairs that would decide for the order.
+            deciding_against: k/m of those that would decide against it.
+        """
+        error = math.hypot(above.size, below.size)
+        estimated = sum(one.size**4 / one.freedom for one in (above, below))
+        freedom = error**4 / estimated if estimated > 0 else math.inf
+        self.bearing_out = _errors_at(deciding_for, freedom) * error
+        self.contradicting = _errors_at(deciding_against, freedom) * error
+
+
+@cache
+def _errors_at(share: float, freedom: float) -> float:
+    """How many standard errors are exceeded by chance in so small a share of the cases in which two are."""
+    if share == 1:
+        return ERRORS
+    from scipy.special import ndtr, ndtri, stdtr, stdtrit  # takes a while, which most commands have no use for
+
+    if math.isinf(freedom):
+        return float(-ndtri(share * ndtr(-ERRORS)))
+    return float(-stdtrit(freedom, share * stdtr(freedom, -ERRORS)))
+
+
+def _pair(order: Order, difference: float, noise: _Noise) -> Outcome:
     if order.within is not None:
-        return _either(abs(difference) <= order.within + allowed)
+        return _met(order.within - abs(difference), noise)
     if order.margin is not None:
-        return _either(difference >= order.margin - allowed)
+        return _met(difference - order.margin, noise)
     if order.at_least:
-        return _either(difference >= -2 * error)
-    return _sign(difference, 2 * error)
+        return _either(difference >= -noise.contradicting)
+    if -noise.contradicting <= difference <= noise.bearing_out:
+        return Outcome.ORDER_OPEN
+    return _either(difference > 0)
+
+
+def _met(left: float, noise: _Noise) -> Outcome:
+    """Of a bound, of which so much is left; what rounding leaves of a number that is just on it is nothing."""
+    if left >= -ROUNDING:
+        return Outcome.ORDER_HOLDS
+    return Outcome.ORDER_OPEN if -left <= noise.contradicting else Outcome.ORDER_FAILS
 
 
 def _either(holds: bool) -> Outcome:
@@ -192,6 +262,16 @@ def _amount(value: float, cell: Cell) -> str:
 
 def _standard_error(one: Measured) -> float:
     return 0.0 if one.spread is None else one.spread / math.sqrt(len(one.values))
+
+
+def _error(cell: Cell, one: Measured) -> _Error:
+    """Of the mean of a cell that is compared with another one.
+
+    The spread of a single run is not known: two standard errors of it are taken to be the tolerance of its number.
+    """
+    if one.runs and one.spread is None:
+        return _Error(cell.tolerance.points / ERRORS)
+    return _Error(_standard_error(one), len(one.values) - 1 or math.inf)
 
 
 def _printed_error(cell: Cell) -> float:
