@@ -14,7 +14,8 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
 | `draw` | x, lines, panels or y: the axes of a figure; x may be epoch, step, frequency or value; or none |
 | `needs` | weights, and hours of a run on a GPU as the specification estimates them |
-| `claims` | orders, trends and words beside the values; `printed: false` where the paper's numbers contradict them |
+| `taken_over` | true: the `values` are settings that runs here take over from the paper, and no results |
+| `claims` | orders, trends, words; `printed: false`: the paper's numbers contradict it; `own: true`: not the paper's |
 | `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |
 
 An override with several values, ``optim.lr=0.1,0.2``, is a search: the cell is the best of it. Lines of `where` may

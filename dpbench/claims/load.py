@@ -30,15 +30,15 @@ from dpbench.errors import UserError, require
 NOT_PRINTED = "not printed"
 KEYS = {
     "title", "kind", "reason", "source", "metric", "unit", "statistic", "seeds", "tolerance", "needs", "common", "rows",
-    "columns", "values", "derived", "sparse", "where", "each", "claims", "deviations", "readings", "draw",
+    "columns", "values", "derived", "taken_over", "sparse", "where", "each", "claims", "deviations", "readings", "draw",
 }  # fmt: skip
 # What a line of `where` may say about the cells that it names.
 RULES = {
-    "set", "absent", "quoted", "derived", "minus", "metric", "unit", "statistic", "points", "weights", "hours",
-    "source",
+    "set", "absent", "quoted", "derived", "taken_over", "minus", "metric", "unit", "statistic", "points", "weights",
+    "hours", "source",
 }  # fmt: skip
 CLAIMS: dict[str, set[str]] = {
-    "order": {"higher", "lower", "at", "pairs", "margin", "within", "at_least", "printed"},
+    "order": {"higher", "lower", "at", "pairs", "margin", "within", "at_least", "printed", "own"},
     "trend": {"along", "ends", "rising", "of", "at", "printed"},
     "words": {"why"},
 }
@@ -264,6 +264,7 @@ class _Reader:
             minus=self._difference(rules["minus"], "where") if "minus" in rules else None,
             quoted=rules.get("quoted"),
             derived=rules.get("derived", content.get("derived")),
+            taken_over=bool(rules.get("taken_over", content.get("taken_over", False))),
         )
 
     def _difference(self, value: Any, field: str) -> tuple[str, str, str]:

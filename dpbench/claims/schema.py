@@ -97,6 +97,7 @@ class Cell:
         minus: axis, label and label: the number is the difference of two other cells, which have the runs.
         quoted: the publication that the paper took the number from; no run of this cell is asked for.
         derived: where the number was worked out from what the paper prints, for it prints no number there; else None.
+        taken_over: whether it is no result but a setting, which runs here take over from the paper.
     """
 
     at: Mapping[str, str]
@@ -113,6 +114,7 @@ class Cell:
     minus: tuple[str, str, str] | None = None
     quoted: str | None = None
     derived: str | None = None
+    taken_over: bool = False
 
     def __post_init__(self) -> None:
         known = METRICS + WITHOUT_RUNS
@@ -152,6 +154,7 @@ class Order:
         within: the two lie within so much of each other, whichever is above; excludes `margin`.
         at_least: "not below" instead of "above".
         printed: whether the numbers that the paper prints bear it out; several claims of the papers fail there.
+        own: whether it is not the paper's, but one about its method, its released code or what is left of its claim.
     """
 
     says: str
@@ -163,6 +166,7 @@ class Order:
     within: float | None = None
     at_least: bool = False
     printed: bool = True
+    own: bool = False
 
     def __post_init__(self) -> None:
         require(set(self.higher) == set(self.lower), "lower", ", ".join(self.lower), f"axes {', '.join(self.higher)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpbench.claims.evidence import Evidence, Measured
@@ -107,7 +107,7 @@ def examine(artefact: Artefact, evidence: Evidence) -> Judgement:
 def _judge_claim(artefact: Artefact, claim: Claim, measure: Measure) -> Finding:
     match claim:
         case Order():
-            return judge_order(artefact, claim, measure)
+            return replace(judge_order(artefact, claim, measure), own=claim.own)
         case Trend():
             return judge_trend(artefact, claim, measure)
         case Words():

@@ -49,6 +49,7 @@ class Finding:
         outcome: the verdict.
         detail: the numbers behind it, or what is missing.
         otherwise: the verdict that the numbers alone would give, where the accounting differs.
+        own: whether the claim is not the paper's, see `Order`.
     """
 
     artefact: str
@@ -56,6 +57,7 @@ class Finding:
     outcome: Outcome
     detail: str
     otherwise: Outcome | None = None
+    own: bool = False
 
 
 Measure = Callable[[Cell], Measured]
@@ -68,7 +70,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     Reproduced means: within max(points, errors x standard error of the difference) of the printed value, which the
     cell's tolerance holds. The paper's own standard error counts where it prints a spread, taken for that of as many
     runs as the cell asks for. A number that the paper does not print but that follows from what it prints is judged
-    alike and counted apart.
+    alike and counted apart; a setting that is taken over from the paper is no result, and none of ours.
     """
     if cell.printed is None:
         return None
@@ -92,6 +94,8 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     digits = 3 if near else _digits_apart(abs(difference), allowed)
     detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
+    if cell.taken_over:
+        agreed, detail = Outcome.NOT_JUDGED, "a setting, which the runs here take over as it is printed"
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
     return _accounted(Finding(artefact.where, claim, outcome, detail), parts)
 
@@ -124,7 +128,8 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
         obstacle = _obstacle(artefact, order.says, chain.from_iterable(pairs))
         if obstacle is not None:
             return obstacle
-    detail = f"holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {len(run) - holds - fails}"
+    left = len(run) - holds - fails
+    detail = f"{_bound(order)}holds in {holds} of {len(pairs)} pairs, fails in {fails}, within noise in {left}"
     if len(run) < len(pairs):
         detail += f", not run in {len(pairs) - len(run)}"
     return _accounted(Finding(artefact.where, order.says, outcome, detail), chain.from_iterable(run))
@@ -225,6 +230,13 @@ def _pair(order: Order, difference: float, noise: _Noise) -> Outcome:
     if -noise.contradicting <= difference <= noise.bearing_out:
         return Outcome.ORDER_OPEN
     return _either(difference > 0)
+
+
+def _bound(order: Order) -> str:
+    """What the difference of a pair has to keep to, where that is more than its sign."""
+    if order.within is not None:
+        return f"within {order.within:g}: "
+    return f"by {order.margin:g} or more: " if order.margin is not None else ""
 
 
 def _met(left: float, noise: _Noise) -> Outcome:

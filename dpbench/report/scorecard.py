@@ -25,13 +25,24 @@ def as_markdown(grids: Sequence[Grid]) -> str:
 
 def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     total = len(card.findings)
-    compared, agrees = (sum(card.counts.get(one, 0) for one in outcomes) for outcomes in (COMPARED, AGREES))
+    compared = [finding for finding in card.findings if finding.outcome in COMPARED]
+    agrees = sum(finding.outcome in AGREES for finding in compared)
+    trained = Scorecard(tuple(one for grid in grids if grid.artefact.kind == Kind.TRAINED for one in grid.findings))
+    by_training = sum(trained.counts.get(one, 0) for one in AGREES)
+    own = [finding.outcome for finding in compared if finding.own]
     yield "# Scorecard"
     yield ""
     yield (
-        f"Of {total} claims in {len(card.artefacts)} tables and figures {compared} have been compared with numbers of "
-        f"ours; {agrees} of these are reproduced or hold. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
+        f"Of {total} claims in {len(card.artefacts)} tables and figures {len(compared)} have been compared with "
+        f"numbers of ours; {agrees} of these are reproduced or hold, {by_training} by training and "
+        f"{agrees - by_training} by computing. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
     )
+    if own:
+        yield ""
+        yield (
+            f"{len(own)} of the orders compared are not the papers' but about them: what a method, or the code "
+            f"released with it, computes, or what is left of a claim. {own.count(Outcome.ORDER_HOLDS)} of these hold."
+        )
     derived = card.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
         yield ""

@@ -139,6 +139,7 @@ def _claims(grid: Grid) -> Iterator[str]:
     for claim, finding in grid.claims:
         contradicted = not isinstance(claim, Words) and not claim.printed
         says = f"{claim.says} *(The numbers that the paper prints do not bear it out.)*" if contradicted else claim.says
+        says += " *(Not the paper's own claim.)*" if finding.own else ""
         yield _row((says, str(finding.outcome), finding.detail))
 
 
