@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.plan import Plan, Release, Repeat
-from dpbench.query import OnePoint, Point, Query, TwoPoint
+from dpbench.query import LastIterates, OnePoint, Query, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training.assemble import per_sample_loss
@@ -27,20 +27,6 @@ Step = Callable[[Tensor, Tensor], object]
 
 LEARNING_RATE = 1e-3
 RELEASE = Release(sampling_rate=0.01, noise_multiplier=1.0)
-
-
-@dataclass
-class TwoIterates(Query):
-    """The mean of the gradients at the last two iterates: the query of DP-PMLF with k = 2 and equal weights."""
-
-    previous: list[Tensor] = field(default_factory=list)
-
-    def points(self, iterate: Tensor) -> list[Point]:
-        """Points of the next step."""
-        iterates = [*self.previous, iterate]
-        points = [Point(1 / len(iterates), one) for one in iterates]
-        self.previous = [iterate.clone()]
-        return points
 
 
 def non_private_step(model: nn.Module, threshold: float) -> Step:
@@ -91,7 +77,10 @@ STEPS: dict[str, tuple[str, Callable[[nn.Module, float], Step]]] = {
     NON_PRIVATE_STEP: ("non-private", non_private_step),
     DPSGD_STEP: ("DP-SGD", private_step(OnePoint, Identity)),
     "step_disk": ("DiSK", private_step(TwoPoint, Exponential)),
-    "step_pmlf": ("PMLF", private_step(TwoIterates, lambda: RecursiveLowPass(b=[0.15, -0.05], a=[-0.9]))),
+    "step_pmlf": (
+        "PMLF",
+        private_step(partial(LastIterates, length=2, decay=1.0), lambda: RecursiveLowPass(b=[0.15, -0.05], a=[-0.9])),
+    ),
 }
 
 

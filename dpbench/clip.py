@@ -84,6 +84,7 @@ class Clip(Stage):
 class ThresholdClip(Clip):
     """v min(1, C/‖v‖): long vectors are shortened to C, short ones stay (Abadi et al. 2016)."""
 
+    @override
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
         return (bound / norms.clamp(min=SMALLEST_NORM)).clamp(max=1.0)
 
@@ -102,21 +103,19 @@ class AutomaticClip(Clip):
         super().__post_init__()
         require(0 <= self.stabiliser < math.inf, "clip.stabiliser", self.stabiliser, "a finite number >= 0")
 
+    @override
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
         shifted = norms + self.stabiliser
         return torch.where(shifted > SMALLEST_NORM, bound / shifted, 0.0)
 
 
 @dataclass
-class NormalisedClip(Clip):
+class NormalisedClip(ThresholdClip):
     """(v/C) min(1, C/‖v‖): clipped to C, then divided by C, so the norm is at most 1 (De et al. 2022)."""
 
     @override
     def factors(self, norms: Tensor, threshold: float) -> Tensor:
         return super().factors(norms, threshold) / threshold
-
-    def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        return (bound / norms.clamp(min=SMALLEST_NORM)).clamp(max=1.0)
 
     @override
     def sensitivity(self, threshold: float) -> float:
@@ -144,6 +143,7 @@ class PSAClip(Clip):
         super().__post_init__()
         require(0 < self.regulariser <= 1, "clip.regulariser", self.regulariser, "a number in (0, 1]")
 
+    @override
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
         return bound / (norms + self.regulariser / (norms + self.regulariser))
 
@@ -152,6 +152,7 @@ class PSAClip(Clip):
 class NoClip(Clip):
     """v unchanged. Without a bound there is no private release: valid for eps=inf only."""
 
+    @override
     def _factors(self, norms: Tensor, bound: float) -> Tensor:
         return torch.ones_like(norms)
 

@@ -15,6 +15,10 @@ from torch import Tensor
 from dpbench.filters import Exponential, Filter, Identity, Kalman, RecursiveLowPass
 from dpbench.query import OnePoint, Query, TwoPoint
 
+# Of random problems: n, and the standard deviation of e.
+SAMPLES = 200
+RESIDUAL = 0.1
+
 
 @dataclass(frozen=True)
 class LinearRegression:
@@ -29,14 +33,12 @@ class LinearRegression:
     targets: Tensor
 
     @classmethod
-    def draw(
-        cls, generator: torch.Generator, *, samples: int = 200, dimension: int = 20, residual: float = 0.1
-    ) -> LinearRegression:
-        """A random problem in float64; `residual` is the standard deviation of e."""
-        inputs = torch.randn(samples, dimension, generator=generator, dtype=torch.float64)
+    def draw(cls, generator: torch.Generator, *, dimension: int = 20) -> LinearRegression:
+        """A random problem in float64."""
+        inputs = torch.randn(SAMPLES, dimension, generator=generator, dtype=torch.float64)
         truth = torch.randn(dimension, generator=generator, dtype=torch.float64)
-        errors = torch.randn(samples, generator=generator, dtype=torch.float64)
-        return cls(inputs, inputs @ truth + residual * errors)
+        errors = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
+        return cls(inputs, inputs @ truth + RESIDUAL * errors)
 
     @property
     def hessian(self) -> Tensor:

@@ -127,7 +127,7 @@ def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
         return
     entry, each = left.cheapest.entry, left.cheapest.seconds / len(left.cheapest.batch.seeds)
     console.print(
-        f"{left.runs} runs are left that the budget had no time for. Next is "
+        f"{left.runs} runs did not fit into the budget. Next is "
         f"{entry.artefact.where.removesuffix('.yaml')}, {entry.cell.place}: about {duration(each)} a run, so "
         f"budget={math.ceil(each / 60)}m is enough for one."
     )

@@ -1,7 +1,7 @@
 """Spectra of recorded gradients: what part of them is signal, at which frequencies (DOPPLER, sec. 4).
 
-Signals are arrays of shape (T, K): T steps of K coordinates (or projections), each a series of its own; powers are
-summed over the K. Frequencies are in cycles per step.
+Signals are arrays of shape (T, K): T steps of K coordinates, each a series of its own; powers are summed over
+the K. Frequencies are in cycles per step.
 """
 
 from __future__ import annotations
@@ -31,13 +31,6 @@ class Spectrum(NamedTuple):
     power: Array
 
 
-def autocorrelation(signal: ArrayLike, lags: int) -> Array:
-    """φ(τ) = mean of ⟨s_t, s_{t-τ}⟩ over the T - τ pairs, for τ = 0..lags < T."""
-    values = np.asarray(signal, dtype=np.float64)
-    steps = len(values)
-    return np.array([(values[lag:] * values[: steps - lag]).sum() / (steps - lag) for lag in range(lags + 1)])
-
-
 def spectrum(signal: ArrayLike) -> Spectrum:
     """The power spectral density: the DFT of the biased circular auto-correlation."""
     values = np.asarray(signal, dtype=np.float64)
@@ -55,47 +48,15 @@ def frequency_response(b: ArrayLike, a: ArrayLike, frequencies: ArrayLike) -> ND
     return response
 
 
-def signal_to_noise(signal: ArrayLike, noise: ArrayLike, b: ArrayLike = (1.0,), a: ArrayLike = ()) -> float:
-    """Power of the signal over that of the noise, after a filter where taps are given.
-
-    Args:
-        signal: un-noised clipped means, shape (T, K).
-        noise: private gradients less `signal`, shape (T, K).
-        b: feed-forward taps.
-        a: feedback taps a_1, a_2, ....
-    """
-    wanted, unwanted = spectrum(signal), spectrum(noise)
-    gain = np.abs(frequency_response(b, a, wanted.frequencies)) ** 2
-    return float((gain * wanted.power).sum() / (gain * unwanted.power).sum())
-
-
-def normalised_snr(impulse_response: ArrayLike, correlations: ArrayLike) -> float:
-    """Σ_{t<T} Σ_{τ≤t} c_τ κ_τ over Σ_{t<T} Σ_{τ≤t} κ_τ², by which a filter improves the bound (DOPPLER, eq. 4).
-
-    Args:
-        impulse_response: κ_0..κ_{T-1}.
-        correlations: c_0..c_{T-1}, with c_0 = 1/2.
-    """
-    kappa, c = np.asarray(impulse_response, dtype=np.float64), np.asarray(correlations, dtype=np.float64)
-    return float(np.cumsum(c * kappa).sum() / np.cumsum(kappa**2).sum())
-
-
 class GradientRecorder:
     """Keeps chosen coordinates of the gradients of every step, before and after noise; a `step.Recorder`.
 
     NOT PRIVATE: the un-noised gradients are kept. Set ``step.recorder`` to one to record, for study on public data.
     """
 
-    def __init__(self, *, coordinates: Tensor | None = None, directions: Tensor | None = None) -> None:
-        """Choose what is kept.
-
-        Args:
-            coordinates: indices, shape (K,); or
-            directions: vectors onto which the gradients are projected, shape (K, d).
-        """
-        if (coordinates is None) == (directions is None):
-            raise ValueError("give coordinates or directions, and not both")
-        self._coordinates, self._directions = coordinates, directions
+    def __init__(self, coordinates: Tensor) -> None:
+        """Choose what is kept: the coordinates with these indices, shape (K,)."""
+        self._coordinates = coordinates
         self._unnoised: list[Tensor] = []
         self._private: list[Tensor] = []
 
@@ -103,21 +64,15 @@ class GradientRecorder:
     def at_random(cls, dimension: int, count: int, generator: torch.Generator) -> GradientRecorder:
         """Keep so many coordinates of vectors of this dimension, or all if there are fewer."""
         chosen = torch.randperm(dimension, generator=generator, device=generator.device)[:count]
-        return cls(coordinates=chosen.sort().values)
+        return cls(chosen.sort().values)
 
     def unnoised(self, gradient: Tensor) -> None:
         """Keep a clipped mean, shape (d,)."""
-        self._unnoised.append(self._part(gradient))
+        self._unnoised.append(gradient[self._coordinates].cpu())
 
     def private(self, gradient: Tensor) -> None:
         """Keep a private gradient, shape (d,)."""
-        self._private.append(self._part(gradient))
-
-    def _part(self, gradient: Tensor) -> Tensor:
-        if self._coordinates is not None:
-            return gradient[self._coordinates].cpu()
-        assert self._directions is not None
-        return (self._directions @ gradient).cpu()
+        self._private.append(gradient[self._coordinates].cpu())
 
     def state_dict(self) -> State:
         """What was kept so far; which coordinates is for whoever makes the recorder."""
@@ -136,11 +91,6 @@ class GradientRecorder:
     def observed(self) -> Array:
         """Private gradients g_t, shape (T, K)."""
         return _array(self._private)
-
-    @property
-    def noise(self) -> Array:
-        """What was added, shape (T, K)."""
-        return self.observed - self.signal
 
     def archive(self) -> bytes:
         """``signal`` and ``observed`` as a NumPy archive (.npz), marked as not private."""

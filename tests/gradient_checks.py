@@ -21,7 +21,7 @@ WEIGHTS = {1: (0.8,), 2: (1.4, -0.4), 4: (0.6, -0.9, 1.1, 0.2)}
 
 EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
 
-FALLBACK = "this model keeps no books of its gradients, which are made one by one"
+FALLBACK = "falling back to materialised per-sample gradients for this model"
 
 SHAPES = settings(derandomize=True, deadline=None, max_examples=14)
 

@@ -449,7 +449,7 @@ def test_a_plan_of_a_large_model_needs_neither_its_weights_nor_data_nor_its_time
     said = " ".join(outcome.out.split())
     assert "dataset=sst2 is not complete here: " in said
     assert "model.pretrained=FacebookAI/roberta-base is not here; a run looks for it on the Hugging Face hub" in said
-    assert "guessed from the arithmetic of large models; nothing was run." in said
+    assert "large models estimated from operation counts; nothing was run." in said
 
 
 def test_a_small_model_of_pretrained_weights_is_timed_without_them(tmp_path):

@@ -42,7 +42,7 @@ COMBINATIONS = [
 ]
 
 REFUSED = [
-    ("algo=doppler optim=adam", "optim.beta1=0.9: a low-pass filter takes the place of Adam's first moment"),
+    ("algo=doppler optim=adam", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
     ("algo=adp_adagrad noise=step_size", "noise=step_size: AdaGrad-Norm's step sizes are not known before training"),
     ("algo=dpsgd clip=none", "clip=none: without clipping no noise makes a step private"),
     ("algo=dpsgd optim=adagrad_norm_uncertified", "optim.uncertified=false: its step size is made of un-noised"),

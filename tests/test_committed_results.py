@@ -18,7 +18,6 @@ from dpbench.report.grid import Entry, Grid, build_grid
 from dpbench.report.scorecard import as_markdown
 from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
-from dpbench.reproduction.standing import trained
 from dpbench.tracking.reading import read_audits
 
 RESULTS = ROOT / "results"
@@ -63,7 +62,7 @@ def evidence() -> Evidence:
     """The committed records."""
     committed()
     hashes = Hashes(RecordIndex(RESULTS))
-    cells = [cell for artefact in artefacts() for cell in artefact.cells if trained(cell)]
+    cells = [cell for artefact in artefacts() for cell in artefact.cells if cell.runs]
     # Composed together, in a tenth of the time.
     hashes.prepare(candidate for cell in cells for candidate in cell.candidates)
     return Evidence(RESULTS, hashes)

@@ -120,7 +120,7 @@ def test_one_pass_of_the_tree_against_dp_accounting(steps):
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 64])
 def test_all_bands_are_the_square_root_of_the_prefix_sums(steps):
-    coefficients = BandedSquareRoot(bands=steps).coefficients
+    coefficients = BandedSquareRoot(bands=steps).within(steps)
     root = np.array([[coefficients[i - j] if i >= j else 0.0 for j in range(steps)] for i in range(steps)])
     assert root @ root == pytest.approx(np.tril(np.ones((steps, steps))), abs=1e-13)
 

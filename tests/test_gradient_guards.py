@@ -20,7 +20,7 @@ from dpbench.gradients.request import Request
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 
-pytestmark = pytest.mark.filterwarnings("ignore:this model keeps no books")
+pytestmark = pytest.mark.filterwarnings("ignore:falling back to materialised")
 
 
 @pytest.fixture(autouse=True)
@@ -583,7 +583,7 @@ def test_seeds_are_not_shared_where_a_loss_reads_parameters():
     plain = FusedGradients(model, FlatParameters(model), cross_entropy)
     assert plain.objection(x, y) is None
     fused = FusedGradients(model, FlatParameters(model), regularised(model))
-    assert fused.objection(x, y) == "the model keeps no books of its gradients"
+    assert fused.objection(x, y) == "the model falls back to materialised per-sample gradients"
 
 
 class Renormalising(Tokens):

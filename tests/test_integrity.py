@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_record_is_said_in_a_line(store, record, damage, sa
     (line, total) = outcome.out.splitlines()
     assert line.startswith(f"runs/{record.parent.name}/0: ")
     assert says in line
-    assert total == "1 records looked at: 1 things are wrong; quarantine=true moves it away"
+    assert total == "1 records looked at: 1 problems found; quarantine=true moves it away"
 
 
 def test_an_eps_that_is_only_published_is_compared_with_its_own_target(store, record):

@@ -7,7 +7,7 @@ import torch
 
 from dpbench.errors import UserError
 from dpbench.filters import Exponential, Identity, Kalman, RecursiveLowPass
-from dpbench.filters.kalman import drift_of_gain, gain_rate, scalar_gains, steady_gain
+from dpbench.filters.kalman import gain_rate, scalar_gains, steady_gain
 from dpbench.query import OnePoint, TwoPoint
 from dpbench.regression import METHODS, LinearRegression, descend
 
@@ -39,8 +39,9 @@ def test_scalar_gains_have_the_printed_values(variances, gains, p, k, rate):
     ("kappa", "ratio"), [(0.5, 0.5), (0.6, 0.9), (0.7, 1.6333), (0.8, 3.2), (0.9, 8.1), (0.99, 98.01)]
 )
 def test_drift_that_makes_a_gain(kappa, ratio):
-    assert drift_of_gain(kappa) == pytest.approx(ratio, rel=1e-4)
-    assert steady_gain(1.0, 0.0, drift_of_gain(kappa)).gain == pytest.approx(kappa)
+    drift = kappa**2 / (1 - kappa)  # σ_v²/σ_w² at σ_H² = 0
+    assert drift == pytest.approx(ratio, rel=1e-4)
+    assert steady_gain(1.0, 0.0, drift).gain == pytest.approx(kappa)
 
 
 def filtered(stage, observations, shifts):

@@ -157,7 +157,7 @@ def of_command(results: Path) -> dict[str, object]:
 def test_a_process_that_gets_sigterm_ends_with_a_checkpoint_and_goes_on(tmp_path):
     process = begun(tmp_path / "parts", "checkpoint.every_steps=3")
     code, err = ended(process, signal.SIGTERM)
-    assert (code, err) == (143, "interrupted; what is recorded stays, the rest runs next time\n")
+    assert (code, err) == (143, "interrupted; finished work is kept, and the same command goes on from there\n")
     record = only_record(tmp_path / "parts")
     assert read(record, "status.json") == {"status": "interrupted", "reason": "by SIGTERM"}
     steps = read(record, "summary.json")["steps"]

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,20 +10,25 @@ import yaml
 from cli import CONF, ROOT
 from helpers import composed
 
-from dpbench.config import compose_jobs
+from dpbench.config import Job, compose_jobs
 from dpbench.errors import UserError
 from dpbench.methods import generated, pages, write
 from dpbench.methods.__main__ import main
 from dpbench.methods.entry import read_entry
-from dpbench.methods.facts import guarantee, memory, stages
+from dpbench.methods.facts import StageFacts, guarantee, memory, stages
 
 DOCS = ROOT / "docs" / "methods"
 ALGORITHMS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 
 
-def facts(*overrides: str):
-    job, default = (compose_jobs(list(typed), multirun=False)[0] for typed in (overrides, ()))
-    return {stage.group: stage for stage in stages(job, default)}
+@cache
+def job_of(*overrides: str) -> Job:
+    return compose_jobs(overrides, multirun=False)[0]
+
+
+@cache
+def facts(*overrides: str) -> dict[str, StageFacts]:
+    return {stage.group: stage for stage in stages(job_of(*overrides), job_of())}
 
 
 def kept(*overrides: str) -> dict[str, float]:
@@ -54,7 +60,7 @@ def test_the_pages_are_up_to_date():
 
 
 def test_a_guarantee_is_that_of_the_default_run():
-    job = compose_jobs(["algo=dpsgd"], multirun=False)[0]
+    job = job_of("algo=dpsgd")
     assert guarantee(job) == written_guarantee(job)
 
 
@@ -123,7 +129,7 @@ def test_every_setting_has_a_meaning_and_can_be_typed(algorithm):
     assert [setting.typed for setting in found if not setting.meaning] == []
     assert len(found) >= 4
     typed = [f"{setting.typed}={setting.default}" for setting in found]
-    assert composed(f"algo={algorithm}", *typed) == composed(f"algo={algorithm}")
+    assert composed(f"algo={algorithm}", *typed) == job_of(f"algo={algorithm}").config
 
 
 def test_groups_beside_the_stages_appear_where_an_algorithm_chooses_in_them():

@@ -139,7 +139,7 @@ def test_the_best_over_a_run_is_called_a_choice_on_test_data(world):
 
 def test_a_search_whose_eps_counts_its_runs_is_told():
     text = "\n".join(selection_of(load_artefact(conf_folder() / "paper" / "beyond" / "panel_digits.yaml")))
-    assert "in 108 of 108 searches counted as for a random search of so many" in text
+    assert "in 108 of 108 searches charged as a random search of that size" in text
     assert "not counted" not in text
 
 

@@ -3,14 +3,16 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 
-from dpbench.claims import Evidence, load_all
-from dpbench.config import compose_each, conf_folder, config_hash
+from dpbench.claims import Artefact, Cell, Evidence, load_all
+from dpbench.config import Job, compose_each, conf_folder, config_hash
 from dpbench.config.compose import ELSEWHERE
 from dpbench.errors import UserError
 from dpbench.reproduction import available, facts, queue, standing, times
@@ -20,7 +22,7 @@ from dpbench.reproduction.facts import facts_of
 from dpbench.reproduction.hashes import Hashes, settings
 from dpbench.reproduction.index import RecordIndex, canonical, option_name
 from dpbench.reproduction.plan import Planner
-from dpbench.reproduction.standing import State, standing_of, trained
+from dpbench.reproduction.standing import State, standing_of
 from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
 from dpbench.training.devices import describe
 
@@ -28,33 +30,42 @@ PAPERS = conf_folder() / "paper"
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+def known_machine(monkeypatch):
+    """No test measures a device, or finds the data of this one."""
+    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
     monkeypatch.delenv("DPBENCH_DATA", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def known_speed(monkeypatch):
-    """No test measures a device."""
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """For tests of what is composed and what is kept; the others share what was found."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
 
 
 # Which records are a candidate's.
 
 
+@cache
+def job_of(*candidate: str) -> Job:
+    return compose_each([candidate])[0]
+
+
 def full_hash(candidate: tuple[str, ...]) -> str:
-    return config_hash(compose_each([candidate])[0].config)
+    return config_hash(job_of(*candidate).config)
+
+
+def cells_with_runs(artefacts: Iterable[Artefact]) -> list[Cell]:
+    return [cell for artefact in artefacts for cell in artefact.cells if cell.runs]
 
 
 def some_candidates(*where: str) -> list[tuple[str, ...]]:
     wanted = set(where)
     found = [a for a in load_all(PAPERS) if a.where.removesuffix(".yaml") in wanted]
     assert len(found) == len(wanted)
-    cells = [cell for artefact in found for cell in artefact.cells if trained(cell)]
-    return list(dict.fromkeys(candidate for cell in cells for candidate in cell.candidates[:3]))
+    return list(dict.fromkeys(candidate for cell in cells_with_runs(found) for candidate in cell.candidates[:3]))
 
 
-def test_the_index_finds_every_record_that_full_hashing_finds(tmp_path):
+def test_the_index_finds_every_record_that_full_hashing_finds(tmp_path, own_cache):
     candidates = some_candidates("dp_pmlf/figure_5", "adp/figure_4", "dc_sgd/figure_4")
     jobs = compose_each(candidates)
     for job in random.Random(0).sample(jobs, len(jobs) // 3):
@@ -83,8 +94,8 @@ TYPED_AS = [
 
 
 @pytest.mark.parametrize("typed", TYPED_AS)
-def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed):
-    (job,) = compose_each([TYPED_AS[0].split()])
+def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_cache):
+    job = job_of(*TYPED_AS[0].split())
     digest = record(tmp_path, job, 0).parent.name
     assert full_hash(tuple(typed.split())) == digest
     assert Hashes(RecordIndex(tmp_path))(tuple(typed.split())) == digest
@@ -94,14 +105,14 @@ def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed):
     "typed", ["eps=3", "eps=2 optim.lr=1", "eps=2 dataset=mnist", "eps=2 model=mlp", "batch_size=64"]
 )
 def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeypatch):
-    record(tmp_path, compose_each([TYPED_AS[0].split()])[0], 0)
+    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     monkeypatch.setattr(Hashes, "learn", None)
     line = typed if "model=" in typed else f"{typed} model=linear"
     assert Hashes(RecordIndex(tmp_path))(tuple(line.split())) is None
 
 
 def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path):
-    folder = record(tmp_path, compose_each([TYPED_AS[0].split()])[0], 0)
+    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     (folder / "config.yaml").unlink()
     index = RecordIndex(tmp_path)
     assert index.possible(["eps=3"]) == {folder.parent.name}
@@ -111,21 +122,21 @@ def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path
 def test_a_record_that_appears_later_is_seen_after_a_refresh(tmp_path):
     index = RecordIndex(tmp_path)
     assert not index.possible(["eps=2"])
-    folder = record(tmp_path, compose_each([TYPED_AS[0].split()])[0], 0)
+    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     index.refresh()
     assert index.possible(["eps=2"]) == {folder.parent.name}
 
 
-def test_options_that_cannot_be_composed_have_no_hash(tmp_path):
-    record(tmp_path, compose_each([TYPED_AS[0].split()])[0], 0)
+def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
+    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     hashes = Hashes(RecordIndex(tmp_path))
     hashes.prepare([("eps=2", "filter=no_such"), ("eps=2", "model=linear")])
     assert hashes(("eps=2", "filter=no_such")) is None
     assert hashes(("eps=2", "model=linear")) is not None
 
 
-def test_hashes_are_kept_until_an_option_changes(tmp_path, monkeypatch):
-    record(tmp_path, compose_each([TYPED_AS[0].split()])[0], 0)
+def test_hashes_are_kept_until_an_option_changes(tmp_path, monkeypatch, own_cache):
+    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     candidate = tuple(TYPED_AS[1].split())
     digest = Hashes(RecordIndex(tmp_path))(candidate)
     with monkeypatch.context() as patch:
@@ -156,10 +167,9 @@ def test_options_carry_their_names(group):
 
 def test_facts_are_those_of_the_composed_run():
     seen = {}
-    for artefact in load_all(PAPERS):
-        for cell in filter(trained, artefact.cells):
-            keys = ("dataset", "model", "algo", "batch_size", "epochs", "evaluation.every_steps", "algo.length")
-            seen.setdefault(tuple(cell.overrides.get(key) for key in keys), cell.candidates[0])
+    for cell in cells_with_runs(load_all(PAPERS)):
+        keys = ("dataset", "model", "algo", "batch_size", "epochs", "evaluation.every_steps", "algo.length")
+        seen.setdefault(tuple(cell.overrides.get(key) for key in keys), cell.candidates[0])
     some = random.Random(1).sample(sorted(seen.values()), 12)
     for candidate, job in zip(some, compose_each(some), strict=True):
         config, found = job.config, facts_of(settings(candidate))
@@ -180,11 +190,10 @@ def test_facts_of_options_of_another_form_are_composed(monkeypatch):
 
 
 def test_a_search_never_varies_what_a_run_takes():
-    for artefact in load_all(PAPERS):
-        for cell in filter(trained, artefact.cells):
-            ends = [facts_of(settings(one)) for one in (cell.candidates[0], cell.candidates[-1])]
-            assert ends[0].kind == ends[1].kind
-            assert ends[0].steps == ends[1].steps
+    for cell in cells_with_runs(load_all(PAPERS)):
+        ends = [facts_of(settings(one)) for one in (cell.candidates[0], cell.candidates[-1])]
+        assert ends[0].kind == ends[1].kind
+        assert ends[0].steps == ends[1].steps
 
 
 # What is here.
@@ -197,9 +206,8 @@ def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(available, "weights_here", lambda source: "gpt2" in source)
     here = Available(tmp_path, download=False)
     lacking = Counter()
-    for artefact in load_all(PAPERS, ["disk"]):
-        for cell in filter(trained, artefact.cells):
-            lacking[here.lacks(cell, facts_of(settings(cell.candidates[0])))] += 1
+    for cell in cells_with_runs(load_all(PAPERS, ["disk"])):
+        lacking[here.lacks(cell, facts_of(settings(cell.candidates[0])))] += 1
     available._weights_here.cache_clear()
     assert lacking["weights roberta-base"] > 0
     assert lacking["data mnist"] > 0
@@ -235,7 +243,7 @@ SMALL = {"dataset": "digits", "model": "linear", "algo": "dpsgd", "batch_size": 
 def timed_record(
     results: Path, seconds: float, *settings: str, seeds_at_once: int = 1, device: str | None = None
 ) -> Path:
-    (job,) = compose_each([[*(f"{key}={value}" for key, value in SMALL.items()), *settings]])
+    job = job_of(*(f"{key}={value}" for key, value in SMALL.items()), *settings)
     folder = record(results, job, 0)
     origin = {
         "device": device or describe(torch.device("cpu")),
@@ -296,7 +304,7 @@ class World:
     def __init__(self, folder: Path, text: str) -> None:
         self.results = folder / "results"
         self.cell = only_cell(loaded(folder, table_1=text))
-        self.jobs = dict(zip(self.cell.candidates, compose_each(self.cell.candidates), strict=True))
+        self.jobs = {candidate: job_of(*candidate) for candidate in self.cell.candidates}
 
     def run(self, candidate: int, seed: int, accuracy: float = 0.6, status: str = "finished", **summary) -> None:
         record(self.results, list(self.jobs.values())[candidate], seed, accuracy, status, **summary)
@@ -389,8 +397,7 @@ def test_what_is_lacking_matters_only_while_something_is_missing(one):
 
 
 def plan_of(folder: Path, retry: bool = False, **files: str) -> Planner:
-    (job,) = compose_each([["device=cpu"]])
-    return Planner(loaded(folder, **files), folder / "results", job.config, retry=retry)
+    return Planner(loaded(folder, **files), folder / "results", job_of("device=cpu").config, retry=retry)
 
 
 class Carried:
@@ -405,7 +412,7 @@ class Carried:
     def __call__(self, wave) -> None:
         self.waves.append(len(wave))
         for work in wave:
-            (job,) = compose_each([work.batch.candidate])
+            job = job_of(*work.batch.candidate)
             for seed in work.batch.seeds:
                 record(self.results, job, seed, status=self.status)
                 self.runs.append((config_hash(job.config), seed))
@@ -473,7 +480,7 @@ def test_estimates_follow_what_was_measured(tmp_path):
 
     def carry(wave) -> None:
         for work in wave:
-            (job,) = compose_each([work.batch.candidate])
+            job = job_of(*work.batch.candidate)
             for seed in work.batch.seeds:
                 folder = record(tmp_path / "results", job, seed, steps=5)
                 origin = {"device": describe(torch.device("cpu")), "wall_seconds": 5000.0}

@@ -584,7 +584,7 @@ def test_a_command_that_is_terminated_says_so_in_its_exit_code_and_begins_no_oth
         signalled(patch, 1, signal.SIGTERM)
         outcome = run(tmp_path, "algo=dpsgd,disk", "-m")
     assert outcome.code == 143
-    assert outcome.err == "interrupted; what is recorded stays, the rest runs next time\n"
+    assert outcome.err == "interrupted; finished work is kept, and the same command goes on from there\n"
     assert len(list(tmp_path.glob("runs/*/0"))) == 1
     outcome = run(tmp_path, "algo=dpsgd,disk", "-m")
     assert outcome.code == 0

@@ -392,7 +392,7 @@ def test_a_private_step_of_every_pair_keeps_books_and_clips_exactly(pair, algori
     batch = list(split.batches(torch.arange(3), 2))
     loss = next_token_loss if generates else per_sample_loss
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="this model keeps no books")
+        warnings.filterwarnings("error", message="falling back to materialised")
         parts = assembled(config)
         # Weights away from zero, where LoRA's factors begin.
         torch.nn.init.normal_(parts.step.gradients.flat.vector, std=0.2)
@@ -479,11 +479,11 @@ def test_missing_weights_are_said(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("dataset=sst2", "model=linear"), "a data set of texts needs a model of text"),
+        (("dataset=sst2", "model=linear"), "a data set of texts needs a text model"),
         (("dataset=mnist", "model=text_small"), "model=text_small: takes texts, but dataset=mnist has images"),
-        (("dataset=e2e", "model=text_small"), "tells classes of texts apart, but dataset=e2e has texts to continue"),
+        (("dataset=e2e", "model=text_small"), "classifies texts, but dataset=e2e has texts to continue"),
         (("dataset=sst2", "model=gpt2"), "model=gpt2: continues texts, but dataset=sst2 has classes"),
-        (("dataset=sst2", "augmentation=crop_flip"), "is of images, but dataset=sst2 has texts"),
+        (("dataset=sst2", "augmentation=crop_flip"), "applies to images only, but dataset=sst2 has texts"),
         (("dataset=sst2", "dataset.max_length=600"), "dataset.max_length=600: expected at most the 512"),
         (("dataset=sst2", "model.heads=3"), "model.width=64: expected a multiple of the 3 heads"),
         (("dataset=sst2", "model=roberta_base", "model.trained=some"), "model.trained=some: expected one of all, head"),

@@ -17,6 +17,7 @@ from test_adp import rates, scales
 from test_disk import disk, gradient, linear, logistic, normal
 from test_filters import taps
 from test_pmlf import Position, half_square
+from test_spectra import autocorrelation, normalised_snr
 
 from dpbench.clip import NormalisedClip, ThresholdClip
 from dpbench.filters import Exponential, Identity, RecursiveLowPass
@@ -27,7 +28,7 @@ from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.query import LastIterates, OnePoint, TwoPoint
 from dpbench.regression import LinearRegression, descend
-from dpbench.spectra import GradientRecorder, autocorrelation, normalised_snr
+from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, FixedThreshold, PercentileThreshold
 from dpbench.threshold.histogram import expected_error
@@ -374,12 +375,12 @@ def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped(clip):
 
     step = point_step(Watched(norm), start=(5.0, *[0.0] * (d - 1)), multiplier=multiplier, batch=batch)
     step.clip, unit = clip, norm if isinstance(clip, NormalisedClip) else 1.0
-    step.recorder = GradientRecorder(coordinates=torch.arange(d))
+    step.recorder = GradientRecorder(torch.arange(d))
     sample = torch.zeros(1, d, dtype=torch.float64)
     for _ in range(1000):
         step([(sample, sample)])
     g = step.gradients.flat.vector.numpy()
-    released = unit * (step.recorder.signal * batch + step.recorder.noise)
+    released = unit * (step.recorder.signal * batch + step.recorder.observed - step.recorder.signal)
     found = ((released - g) ** 2).sum(1).mean()
     assert found == pytest.approx(d * (multiplier * norm / batch) ** 2 + (5 - norm) ** 2, rel=0.01)
     model = expected_error(np.array([norm]), np.full(1, 5.0), np.ones(1), seen[0])

@@ -20,7 +20,6 @@ from dpbench.privacy.tuning import (
     RandomStopping,
     RenyiCurve,
     TruncatedNegativeBinomial,
-    every_run,
 )
 from dpbench.training.budget import budget
 
@@ -105,16 +104,6 @@ def test_the_cap_shortens_random_stopping():
 
 def test_what_rounding_leaves_below_zero_is_no_divergence():
     assert RenyiCurve.of(lambda a: -1e-14 if a < 3 else math.nan, (2.0, 4.0)).values == (0.0, math.inf)
-
-
-def test_every_run_composes():
-    orders = (1.5, 2.0, 4.0, 8.0, 32.0, 128.0)
-    curve = RenyiCurve.of(lambda a: a / (2 * 30**2), orders)  # the Gaussian mechanism, z = 30
-    cost = every_run(curve, 100, 1e-6)
-    reference = RdpAccountant(orders=list(orders)).compose(dp_accounting.GaussianDpEvent(3.0))
-    assert cost.eps == pytest.approx(reference.get_epsilon(1e-6), rel=1e-12)
-    assert (cost.delta, cost.expected_runs, cost.most_runs) == (1e-6, 100, 100)
-    assert cost.run_eps == every_run(curve, 1, 1e-6).eps < cost.eps
 
 
 def test_curve_conversions():

@@ -60,9 +60,8 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple
         raise UserError(f"{jobs[0].name}, {jobs[1].name}, ...: several runs; an audit is of one")
     job = jobs[0]
     given = job.config.privacy.noise_multiplier
-    if given is not None:
-        allowed = "null, for the attacked runs are shorter than the run and each is calibrated to its eps"
-        require(False, "privacy.noise_multiplier", given, allowed)
+    allowed = "null, for the attacked runs are shorter than the run and each is calibrated to its eps"
+    require(given is None, "privacy.noise_multiplier", given, allowed)
     published = job.config.privacy.published
     allowed = "null, for an audit attacks noise that is calibrated to eps, not what a publication's rule would add"
     require(published is None, "privacy.published", published, allowed)
@@ -93,9 +92,11 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
     Samples are not augmented, so that the attacker knows what a canary becomes. Batches are Poisson samples whatever
     the run's, since that is what the attacks' claims are about: what they try is the step, the sampler only if it is
     Poisson's. Noise that is correlated between steps has no claim for Poisson samples, and takes the same batches in
-    every pass.
+    every pass. The account is the run's where that is one for these batches.
     """
     privacy = Privacy() if config.noise.correlation is None else Privacy(sampler=CYCLIC.name)
+    if config.privacy.accountant in privacy.scheme.accountants:
+        privacy = replace(privacy, accountant=config.privacy.accountant)
     size = config.dataset.train_size
     of_a_pass = math.ceil(size / batch_size) if privacy.scheme.passes else size / batch_size
     return replace(

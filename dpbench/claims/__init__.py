@@ -26,7 +26,7 @@ number (`metric: computed`) has settings of what computes it for overrides (`dpb
 
 from dpbench.claims.evidence import Evidence, Measured, Run
 from dpbench.claims.load import load_all, load_artefact
-from dpbench.claims.needs import cost, needs_of
+from dpbench.claims.needs import cost
 from dpbench.claims.schema import PAPERS, SECTIONS, Artefact, Cell, Claim, Kind
 from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine, judge, score
 from dpbench.claims.verdict import Finding, Outcome
@@ -51,6 +51,5 @@ __all__ = [
     "judge",
     "load_all",
     "load_artefact",
-    "needs_of",
     "score",
 ]

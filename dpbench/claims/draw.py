@@ -66,32 +66,31 @@ def default_draw(axes: Mapping[str, Labels]) -> Draw | None:
     return Draw(x, lines, tuple(axis for axis in axes if axis != x and axis not in lines))
 
 
-def parse_draw(content: Any, axes: Mapping[str, Labels], field: str = "draw") -> Draw | None:
+def parse_draw(content: Any, axes: Mapping[str, Labels]) -> Draw | None:
     """The layout that a file asks for, ``{x: eps, lines: method, panels: data}``; axes not named are panels.
 
     Args:
         content: of the key; the word none for an artefact that no record can draw.
         axes: of the artefact, with their labels.
-        field: the key, for messages.
     """
     if content == NONE:
         return None
-    require(isinstance(content, dict), field, content, f"a mapping with x, lines, panels or y, or {NONE}")
+    require(isinstance(content, dict), "draw", content, f"a mapping with x, lines, panels or y, or {NONE}")
     for key in content:
         require(
-            key in ("x", "y", "lines", "panels"), f"{field}.{key}", content[key], "one of the keys x, y, lines, panels"
+            key in ("x", "y", "lines", "panels"), f"draw.{key}", content[key], "one of the keys x, y, lines, panels"
         )
     x, y = str(content.get("x")), content.get("y")
     known = f"one of the axes {', '.join(axes)}"
     others = (*COURSE, FREQUENCY, VALUE)
-    require(x in (*axes, *others), f"{field}.x", x, f"{known}, or {', '.join(others)}")
+    require(x in (*axes, *others), "draw.x", x, f"{known}, or {', '.join(others)}")
     fits = x != VALUE if y is None else y in axes and x in (*axes, VALUE)
-    require(fits, f"{field}.y", y, f"{known}, where x is one too or {VALUE}")
-    lines, panels = (_names(content.get(key), f"{field}.{key}", axes) for key in ("lines", "panels"))
-    require(y is None or not lines, f"{field}.lines", ", ".join(lines), "no lines in a picture that has y")
+    require(fits, "draw.y", y, f"{known}, where x is one too or {VALUE}")
+    lines, panels = (_names(content.get(key), f"draw.{key}", axes) for key in ("lines", "panels"))
+    require(y is None or not lines, "draw.lines", ", ".join(lines), "no lines in a picture that has y")
     used = [axis for axis in (x, y, *lines, *panels) if axis in axes]
     for axis in used:
-        require(used.count(axis) == 1, field, axis, "each axis in one place")
+        require(used.count(axis) == 1, "draw", axis, "each axis in one place")
     return Draw(x, lines, (*panels, *(axis for axis in axes if axis not in used)), y)
 
 

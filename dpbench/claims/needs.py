@@ -45,11 +45,6 @@ def runs_of(cell: Cell) -> int:
     return len(cell.candidates) + cell.seeds - 1 if cell.runs else 0
 
 
-def needs_of(cell: Cell) -> Requirement:
-    """What the runs of one cell take."""
-    return cost([cell])
-
-
 def cost(cells: Iterable[Cell]) -> Requirement:
     """What cells take together; runs that several of them share are counted once."""
     distinct: dict[tuple[tuple[str, ...], ...], Cell] = {}

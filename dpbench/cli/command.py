@@ -11,7 +11,7 @@ from dpbench.errors import UserError
 
 OK, BAD_INPUT = 0, 2
 # Of commands whose runs go on where they were stopped.
-GOES_ON = "interrupted; what is recorded stays, the rest runs next time"
+GOES_ON = "interrupted; finished work is kept, and the same command goes on from there"
 
 
 class Terminated(KeyboardInterrupt):

@@ -23,7 +23,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 class _Console(Console):
-    """A console that a text can't take over, wherever it comes from: a record, a file, a name that was typed."""
+    """A console that neutralises control characters of text from anywhere: a record, a file, a name that was typed."""
 
     @override
     def render_str(self, text: str, **settings: Any) -> Text:

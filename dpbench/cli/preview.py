@@ -63,7 +63,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     console.print(table)
     for line in dict.fromkeys(line for job in jobs for line in _missing(job.config)):
         console.print(f"\n{line}", markup=False)
-    basis = ", guessed from the arithmetic of large models" if guessed else ""
+    basis = ", large models estimated from operation counts" if guessed else ""
     console.print(f"\nAbout {duration(total)} on this machine, without evaluations{basis}; nothing was run.")
 
 

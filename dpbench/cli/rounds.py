@@ -17,7 +17,7 @@ from dpbench.training.execute import fail
 from dpbench.training.execution import record_of
 
 # Times that the process of a run may be killed until the run counts as failed. After the first of them it is begun
-# alone: who takes all memory takes along what runs beside, and a run that was only taken along shall not pay for that.
+# alone: a run that exhausts memory also kills its neighbours, which shall not pay for that.
 ATTEMPTS = 4
 TOGETHER = 2
 # Times that the process of a run may be told to end, as by a cluster that wants its machine back. The run is left as

@@ -45,7 +45,8 @@ def _augmentation(config: RunConfig) -> None:
         require(crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}")
     elif config.augmentation.random:
         option = "autoaugment" if isinstance(config.augmentation, AutoAugment) else "crop_flip"
-        raise UserError(f"is of images, but dataset={data.name} has {data.holds}", field="augmentation", value=option)
+        why = f"applies to images only, but dataset={data.name} has {data.holds}"
+        raise UserError(why, field="augmentation", value=option)
 
 
 def _without_noise(config: RunConfig) -> None:
@@ -67,7 +68,7 @@ def _filter_and_optimizer(config: RunConfig) -> None:
     )
     if smooths and isinstance(config.optim, optim.Adam) and config.optim.beta1 > 0:
         raise UserError(
-            "a low-pass filter takes the place of Adam's first moment and is not put before it; use "
+            "a low-pass filter replaces Adam's first moment and cannot precede it; use "
             "optim=filtered_adam, or optim.beta1=0",
             field="optim.beta1",
             value=config.optim.beta1,

@@ -32,6 +32,8 @@ NOT_IDENTITY = frozenset(
         "dataset.suggested",
     }
 )
+# What config.yaml holds besides the settings.
+BESIDE = frozenset({"choices", "overrides"})
 
 
 def plain(value: Any) -> Any:

@@ -47,7 +47,7 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
     if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
         return UserError(f"{match['key']}: a YAML file sets it, but {match['schema']} has no such setting")
     if match := re.search(r"Interpolation key '(?P<key>model\.\w+)' not found", text):
-        return UserError(f"a data set of texts needs a model of text, with {match['key']}, such as text_small")
+        return UserError(f"a data set of texts needs a text model, one that has {match['key']}, such as text_small")
     if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
         return UserError("expected a number" if match["field"] in NUMBERS else "expected a value", field=match["field"])
     return _wrong_type(text) or _wrong_shape(text, overrides) or UserError(_first_line(text))

@@ -10,13 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dpbench.config.identity import NOT_IDENTITY, leave_out_absent
+from dpbench.config.identity import BESIDE, NOT_IDENTITY, leave_out_absent
 from dpbench.config.schema import DELTA_RULE
 from dpbench.privacy.sampling import SCHEMES, steps_of
 from dpbench.tracking.shapes import NOT_FINITE
-
-# What config.yaml holds besides the settings.
-BESIDE = ("choices", "overrides")
 
 
 def recorded_hash(content: Mapping[str, Any]) -> str:
@@ -34,7 +31,7 @@ def recorded_hash(content: Mapping[str, Any]) -> str:
 
 
 def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: _read(value) for key, value in content.items() if key not in NOT_IDENTITY and key not in BESIDE}
+    kept = {key: _read(value) for key, value in content.items() if key not in NOT_IDENTITY | BESIDE}
     leave_out_absent(kept)
     dataset = kept["dataset"]
     kept["dataset"] = {key: value for key, value in dataset.items() if f"dataset.{key}" not in NOT_IDENTITY}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +42,7 @@ def encoded(texts: Texts, tokenizer: Tokenizer, *, padding: int, longest: int) -
         longest: most tokens of a sample, the rest is cut off.
     """
     generates = texts.labels is None
-    what = hashlib.sha256(json.dumps([*texts, tokenizer.name, longest]).encode()).hexdigest()[:24]
+    what = [*texts, tokenizer.name, longest]
 
     def make() -> TokenSplit:
         if texts.labels is not None:
@@ -56,7 +54,7 @@ def encoded(texts: Texts, tokenizer: Tokenizer, *, padding: int, longest: int) -
             labels = [len(ids) for ids in told]
         return TokenSplit.of(samples, labels, padding=padding, longest=longest, generates=generates)
 
-    tokens, starts, labels = _kept(cache.folder() / "tokens" / f"{what}.npz", make)
+    tokens, starts, labels = _kept(cache.place("tokens", what, ".npz"), make)
     return TokenSplit(tokens, starts, labels, padding, longest, generates)
 
 
@@ -74,13 +72,7 @@ def _kept(path: Path, make: Callable[[], TokenSplit]) -> tuple[Tensor, Tensor, T
             return tokens, starts, labels
     except Exception:  # whatever the parsing of a damaged file runs into
         made = make()
-    found = (made.tokens, made.starts, made.labels)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        with part.open("wb") as stream:
-            np.savez(stream, tokens=found[0].numpy(), starts=found[1].numpy(), labels=found[2].numpy())
-        part.replace(path)
-    except OSError:
-        pass
-    return found
+    archive = BytesIO()
+    np.savez(archive, **{name: getattr(made, name).numpy() for name in names})
+    cache.replace(path, archive.getvalue())
+    return made.tokens, made.starts, made.labels

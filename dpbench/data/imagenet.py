@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class ImageFolders(ImageSource):
     @contextmanager
     def _made_as_a_whole(self, folder: Path) -> Iterator[Path]:
         """A folder that becomes `folder` once it is complete, unless another process was faster."""
-        part = folder.with_name(f".{folder.name}.{os.getpid()}")
+        part = folder.with_name(f".{folder.name}.{socket.gethostname()}.{os.getpid()}")
         try:
             part.mkdir()
             yield part

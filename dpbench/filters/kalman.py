@@ -116,9 +116,3 @@ def gain_rate(noise: float, hessian_noise: float, drift: float) -> float:
     root = math.sqrt((hessian_noise + drift) * (4 * noise - 3 * hessian_noise + drift))
     sum_ = 2 * noise - hessian_noise + drift
     return (sum_ - root) / (sum_ + root)
-
-
-def drift_of_gain(kappa: float) -> float:
-    """σ_v²/σ_w² for which κ is the steady gain at σ_H² = 0: κ²/(1 - κ), κ in (0, 1)."""
-    require(0 < kappa < 1, "kappa", kappa, "a number in (0, 1)")
-    return kappa**2 / (1 - kappa)

@@ -103,7 +103,7 @@ class FusedGradients(PerSampleGradients):
             return "the model draws random numbers, which each seed has its own of"
         point = [Point(1.0, self.flat.vector)]
         if not isinstance(self.way(point, inputs, targets), Books):
-            return "the model keeps no books of its gradients"
+            return "the model falls back to materialised per-sample gradients"
         copy = undisturbed_copy(self.model)
         assert copy is not None  # its books were compared
         try:

@@ -275,8 +275,8 @@ class PerSampleGradients:
     def _fall_back(self, complaint: str, way: Way | None = None) -> None:
         self._way = way or self.one_by_one()
         warnings.warn(
-            "this model keeps no books of its gradients, which are made one by one: slower, and all of them are "
-            f"held in memory ({complaint})",
+            "falling back to materialised per-sample gradients for this model: slower, and all of them are held in "
+            f"memory ({complaint})",
             stacklevel=4,
         )
 

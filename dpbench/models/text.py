@@ -44,7 +44,7 @@ class TextModel(Model):
         most = dataset.max_length
         require(most <= self.longest, "dataset.max_length", most, f"at most the {self.longest} of model={self.name}")
         if dataset.generates != self.generates:
-            task = "continues texts" if self.generates else "tells classes of texts apart"
+            task = "continues texts" if self.generates else "classifies texts"
             other = "has texts to continue" if dataset.generates else "has classes"
             raise UserError(f"{task}, but dataset={dataset.name} {other}", field="model", value=self.name)
 

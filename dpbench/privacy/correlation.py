@@ -107,13 +107,8 @@ class BandedSquareRoot(Correlation):
 
     bands: int = 1
 
-    @property
-    def coefficients(self) -> np.ndarray:
-        """c_0 ... c_{b-1}, float64."""
-        return self.within(self.bands)
-
     def within(self, steps: int) -> np.ndarray:
-        """Those coefficients whose lags so many steps have."""
+        """The coefficients c_0, c_1, ... of the lags that so many steps have, float64."""
         k = np.arange(1, min(self.bands, steps))
         return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 

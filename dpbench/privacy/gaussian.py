@@ -24,7 +24,7 @@ class GaussianSource:
 
 
 class SeededGaussian(GaussianSource):
-    """Noise of a generator that checkpoints carry: whoever knows the seed can take it off again.
+    """Noise of a generator that checkpoints carry: whoever knows the seed can regenerate and subtract it.
 
     torch makes a normal number in single precision of uniform ones with 24 bits on a CPU, so that none is beyond
     sqrt(48 log 2) = 5.77, nor beyond 6.7 on a GPU. A sum outside would tell of a sample for sure, at any eps, and far

@@ -55,7 +55,7 @@ def promise(
     )
     # 1/N itself is common, and may be a little more in floating point.
     weak = (
-        f" Of a delta above 1/{size} little is promised: publishing one sample as it is would keep to it."
+        f" A delta above 1/{size} promises little: releasing one sample outright would satisfy it."
         if delta * size > 1 + 1e-9
         else ""
     )

@@ -2,7 +2,6 @@
 
 | scheme                                         | trainings                  | published          |
 |------------------------------------------------|----------------------------|--------------------|
-| `every_run`                                    | every candidate, once      | all of them        |
 | `RandomStopping` (Liu and Talwar 2019)         | random number, with a cap  | the best           |
 | `TruncatedNegativeBinomial` (Papernot and      | random number, no cap      | the best           |
 | Steinke 2022)                                  |                            |                    |
@@ -17,7 +16,6 @@ A single training enters by its (eps, delta) (`RandomStopping`) or by its Rényi
 multiplier for a total budget:
 
 * `RandomStopping`: calibrate one training to `per_run(eps, delta)`, by any accountant.
-* `every_run`: calibrate one training of runs x steps steps to (eps, delta), by any accountant.
 * the others: solve ``scheme.cost(curve(multiplier), delta).eps = eps`` for the multiplier; it falls as that grows.
 """
 
@@ -107,18 +105,6 @@ class RenyiCurve:
         from dp_accounting.rdp import rdp_privacy_accountant as rdp  # as above
 
         return float(rdp.compute_delta(self.orders, self.values, eps)[0])
-
-
-def every_run(curve: RenyiCurve, runs: int, delta: float) -> TuningCost:
-    """Train each candidate once and publish all results: Rényi divergences add up (dc_sgd, Table III).
-
-    Args:
-        curve: of one training.
-        runs: number of candidates, the paper's G.
-        delta: of the whole search.
-    """
-    require(runs >= 1, "runs", runs, "an integer >= 1")
-    return TuningCost(curve.times(runs).eps(delta), delta, curve.eps(delta), delta, runs, runs)
 
 
 @dataclass(frozen=True)

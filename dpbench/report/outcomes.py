@@ -43,7 +43,7 @@ LOOKS = {
     Outcome.ACCOUNTING_DIFFERS: Look(
         "≠", "open", "the runs spend more eps than the paper says, so that numbers do not decide"
     ),
-    Outcome.NOT_RUN: Look("○", "none", "no runs yet; what they need is said there"),
+    Outcome.NOT_RUN: Look("○", "none", "no runs yet; the entry lists what they need"),
     Outcome.FAILED: Look("!", "bad", "runs ended in an error, diverged, or are not what was planned"),
     Outcome.NOT_JUDGED: Look("–", "none", "a claim in words, or a setting that our runs take over as printed"),
 }

@@ -12,17 +12,13 @@ from typing import Any
 
 from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
+from dpbench.config.identity import BESIDE, NOT_IDENTITY
 from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
 from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import SCHEMES
 from dpbench.report.grid import NOTHING
 from dpbench.report.run_curve import Points
 
-# Settings that don't change the numbers, or stand elsewhere on the page.
-NOT_SHOWN = {
-    "algo", "channels_last", "choices", "data", "device", "force", "fuse_seeds", "micro_batch", "overrides", "plan",
-    "results_dir", "seed", "seeds", "tracker",
-}  # fmt: skip
 UNKNOWN = "unknown"
 
 
@@ -130,7 +126,7 @@ class Configuration:
         choices = self.config.get("choices") or {}
         single, groups = [], []
         for key, value in self.config.items():
-            if key in NOT_SHOWN:
+            if key in NOT_IDENTITY | BESIDE:
                 continue
             if not isinstance(value, dict):
                 single.append(f"{key}={_shown(value)}")

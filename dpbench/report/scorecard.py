@@ -46,7 +46,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     derived = card.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
         yield ""
-        yield f"Apart from these, {derived} numbers that the papers determine without printing them are as derived."
+        yield f"Apart from these, {derived} numbers that the papers imply but do not print agree with ours."
     yield ""
     newest = newest_record(grids)
     if newest is not None:

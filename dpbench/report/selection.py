@@ -14,7 +14,7 @@ NOISE, SEARCH = "privacy.noise_multiplier", "privacy.search_runs"
 
 def selection_of(artefact: Artefact) -> tuple[str, ...]:
     """At which evaluation numbers are taken, and among how many configurations, on which data; none without runs."""
-    cells = [cell for cell in artefact.cells if cell.runs and cell.overrides and cell.metric != "computed"]
+    cells = [cell for cell in artefact.cells if cell.runs and cell.overrides]
     if not cells:
         return ()
     return (*_evaluation(cells), *_search(cells))
@@ -48,7 +48,7 @@ def _search(cells: Sequence[Cell]) -> list[str]:
         (by_noise, "counted, by a larger noise multiplier"),
         (
             by_search,
-            "counted as for a random search of so many, the best published; going through all spends more",
+            "charged as a random search of that size; going through the whole grid would spend more",
         ),
         (free, "not counted in eps"),
     ):

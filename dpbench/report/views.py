@@ -75,7 +75,7 @@ class PaperView:
         counted: Counter[str] = Counter()
         for view in self.artefacts:
             for entry in view.grid.entries.values():
-                if entry.cell.runs and entry.cell.metric != "computed" and entry.value is None and not view.whole:
+                if entry.cell.runs and entry.value is None and not view.whole:
                     waiting.append(entry.cell)
             for finding in view.grid.findings:
                 if finding.outcome == Outcome.NOT_RUN:

@@ -115,7 +115,7 @@ class Launch:
         if refusal is None and status.get("status") in ENDED:
             self.ended += 1
             if status["status"] == Status.DIVERGED:
-                self._console.print(f"  diverged, which is its result: {status.get('reason')}")
+                self._console.print(f"  diverged (recorded as its result): {status.get('reason')}")
         else:
             reason = refusal or f"{status.get('status', 'not started')}: {status.get('reason', 'no record')}"
             self.failures[job.name] = reason

@@ -14,7 +14,7 @@ from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.hashes import Candidate, Hashes, settings
 from dpbench.reproduction.index import RecordIndex
-from dpbench.reproduction.standing import Batch, Standing, State, standing_of, trained
+from dpbench.reproduction.standing import Batch, Standing, State, standing_of
 from dpbench.reproduction.times import Basis, Times
 from dpbench.tracking.reading import seeds_of
 
@@ -91,7 +91,7 @@ class Planner:
         self.evidence = Evidence(results_dir, self._hashes)
         self.tried: set[tuple[Candidate, int]] = set()
         available = Available(Path(config.data.root), download=config.data.download)
-        cells = [(artefact, cell) for artefact in artefacts for cell in artefact.cells if trained(cell)]
+        cells = [(artefact, cell) for artefact in artefacts for cell in artefact.cells if cell.runs]
         self._hashes.prepare(candidate for _, cell in cells for candidate in cell.candidates)
         self.entries = [self._entry(artefact, cell, available) for artefact, cell in cells]
         self._sharing: dict[Candidate, list[Entry]] = defaultdict(list)

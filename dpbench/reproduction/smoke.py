@@ -24,7 +24,6 @@ from dpbench.models.language import PretrainedText
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.hashes import settings
-from dpbench.reproduction.standing import trained
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking import Status
 from dpbench.training.execute import execute
@@ -48,7 +47,7 @@ def smoke(artefacts: Sequence[Artefact], passed_on: Sequence[str], config: RunCo
         config: a run with these.
         console: for the lines.
     """
-    console.print(f"{STEPS} steps of {BATCH} samples of one cell of each; nothing of this is a result.")
+    console.print(f"{STEPS} steps of {BATCH} samples of one cell of each; none of these runs is a result.")
     available = Available(Path(config.data.root), download=config.data.download)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="dpbench-smoke-") as folder:
@@ -76,7 +75,7 @@ class _Trial:
 
     def of(self, artefact: Artefact) -> tuple[bool, str]:
         """Try one cell of an artefact: whether that failed, and what there is to say."""
-        cells = [cell for cell in artefact.cells if trained(cell)]
+        cells = [cell for cell in artefact.cells if cell.runs]
         if not cells:
             return False, str(artefact.kind) if artefact.kind != Kind.COMPUTED else "computed, not trained; not tried"
         try:

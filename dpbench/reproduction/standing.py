@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dpbench.claims import Cell, Evidence, Measured
 from dpbench.claims.evidence import best_of
-from dpbench.claims.schema import WITHOUT_RUNS
 from dpbench.reproduction.hashes import Candidate
 from dpbench.tracking.status import Status
 
@@ -60,11 +59,6 @@ class Standing:
     def runs(self) -> int:
         """How many are missing."""
         return sum(len(batch.seeds) for batch in self.batches) + self.later
-
-
-def trained(cell: Cell) -> bool:
-    """Whether a cell is a number of trainings of its own."""
-    return cell.runs and cell.metric not in WITHOUT_RUNS
 
 
 def standing_of(

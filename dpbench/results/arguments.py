@@ -33,7 +33,7 @@ SETTING is a dotted name (optim.lr), a group (dataset, filter) or one of
 list     sort      a setting, with - before it from the largest (default: age)
          limit     rows at most; 0 for all (default: 50)
          columns   further settings to show
-compare  without vs, every configuration that is found is a column
+compare  without vs, each matching configuration is a column
 export   to        a file that ends in .csv or .parquet, or wandb
          project, entity, mode    of W&B (default: those of each run; mode=auto is online where a key is known). Runs
                    that W&B has recorded while they ran are left out, unless tracker.mode says otherwise

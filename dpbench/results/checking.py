@@ -68,7 +68,7 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     if progress is not None and folders:
         progress(len(folders), len(folders))
     hint = "; quarantine=true moves it away" if wrong and not move else ""
-    console.print(f"{records:,} records looked at: {f'{wrong:,} things are wrong' if wrong else 'all is well'}{hint}")
+    console.print(f"{records:,} records looked at: {f'{wrong:,} problems found' if wrong else 'all is well'}{hint}")
     return not wrong
 
 

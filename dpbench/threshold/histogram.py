@@ -56,7 +56,6 @@ class HistogramThreshold(Threshold):
         self._threshold = self.norm
         self._range = self._first_range()
         self._counts: Tensor | None = None
-        self._guarded = 0
 
     def _first_range(self) -> float:
         raise NotImplementedError
@@ -65,11 +64,6 @@ class HistogramThreshold(Threshold):
     @override
     def beside(self) -> tuple[Part, ...]:
         return (Part("histogram of norms", self.histogram_noise),)
-
-    @property
-    def guarded(self) -> int:
-        """Steps at which the rule was not followed to the letter."""
-        return self._guarded
 
     @override
     def value(self, step: int) -> float:
@@ -90,12 +84,9 @@ class HistogramThreshold(Threshold):
 
     def _update(self, counts: Counts, error_weight: float) -> None:
         if counts.sum() <= 0:
-            self._guarded += 1
             return
-        threshold, reach = self._rule(counts, error_weight)
-        self._threshold = threshold
+        self._threshold, reach = self._rule(counts, error_weight)
         self._range = min(max(reach, RANGES[0]), RANGES[1])
-        self._guarded += reach != self._range
 
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
@@ -103,11 +94,11 @@ class HistogramThreshold(Threshold):
 
     @override
     def state_dict(self) -> State:
-        return {"threshold": self._threshold, "range": self._range, "guarded": self._guarded}
+        return {"threshold": self._threshold, "range": self._range}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._threshold, self._range, self._guarded = state["threshold"], state["range"], state["guarded"]
+        self._threshold, self._range = state["threshold"], state["range"]
 
 
 @dataclass
@@ -161,7 +152,6 @@ class ExpectedErrorThreshold(HistogramThreshold):
     def _best(self, counts: Counts, error_weight: float) -> float:
         centres = midpoints(self._range, self.bins)
         if counts @ centres <= 0:
-            self._guarded += 1
             return self._threshold
         reference = self._threshold
         for _ in range(MOST_PASSES):
@@ -170,9 +160,7 @@ class ExpectedErrorThreshold(HistogramThreshold):
             reference = float(candidates[best])
             if 0 < best < 19:
                 break
-        kept = min(max(reference, THRESHOLDS[0] * self._range), THRESHOLDS[1] * self._range)
-        self._guarded += kept != reference
-        return kept
+        return min(max(reference, THRESHOLDS[0] * self._range), THRESHOLDS[1] * self._range)
 
     def _next_range(self, counts: Counts) -> float:
         total = counts.sum()

@@ -204,7 +204,7 @@ class Lock:
         if self._lost or who.get("token") != self._token:
             self._lost = True
             taker = str(Process.read(who)) if "pid" in who else "another process"
-            raise LockLostError(f"{taker} has taken over what this process stood still on ({self.path})")
+            raise LockLostError(f"{taker} took this run over because this process had stopped responding ({self.path})")
 
     @property
     def lost(self) -> bool:

@@ -25,7 +25,7 @@ from dpbench.tracking.status import Status
 WORDS = tuple(str(status) for status in Status if status != Status.REFUSED)
 DAMAGED = "damaged"
 # Why a run was interrupted that could not say so itself.
-KILLED = "its process ended without a word"
+KILLED = "its process died without saying why"
 # A record that changes while it is read is read again so often.
 ATTEMPTS = 5
 

@@ -217,7 +217,7 @@ class TorchTeam(Team):
     @contextmanager
     def _in_touch(self) -> Iterator[None]:
         if self.lost:
-            raise RankError("another process of the run is gone")
+            raise RankError("lost contact with another process of the run")
         try:
             yield
         except RuntimeError as error:
