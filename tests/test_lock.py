@@ -277,7 +277,7 @@ def test_who_has_lost_a_lock_sees_it_by_itself_and_leaves_the_new_one_alone(path
     held_elsewhere(path)
     while not lock.lost:
         time.sleep(BEAT / 2)
-    with pytest.raises(LockLostError, match="process 7 on far has taken over"):
+    with pytest.raises(LockLostError, match="process 7 on far took this run over"):
         lock.check()
     after = look(path)
     lock.release()
@@ -315,7 +315,7 @@ def test_a_run_that_was_taken_over_stops_and_says_so(tmp_path, monkeypatch):
     # What the other one comes to is not waited for here.
     monkeypatch.setattr("dpbench.cli.rounds._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     outcome = run(tmp_path)
-    assert "stopped, nothing more is recorded: process 7 on far has taken over" in outcome.out
+    assert "stopped, nothing more is recorded: process 7 on far took this run over" in outcome.out
     record = only_record_of(tmp_path)
     assert read(record, "status.json") == {"status": "running"}
     assert not (record / "summary.json").exists()
