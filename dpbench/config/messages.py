@@ -16,7 +16,7 @@ from dpbench.errors import UserError
 
 GROUPS = {*SCHEMAS, "algo"}
 NUMBERS = {field.name for field in dataclasses.fields(RunConfig) if field.type in ("int", "float")}
-KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false", "bool": "true or false"}
 
 # What belongs where OmegaConf's errors begin so.
 SHAPES = {
@@ -67,11 +67,27 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     known = [str(k) for k in node if k not in ("hydra", "name")] if isinstance(node, DictConfig) else []
-    close = difflib.get_close_matches(name, known, 1)
+    close = _meant(name, known)
     choice = composed.hydra.runtime.choices.get(parent)
     here = f"{parent}={choice}" if choice else parent or "a run"
-    hint = f"; did you mean {key[: len(key) - len(name)]}{close[0]}?" if close else ""
+    meant = f"{key[: len(key) - len(name)]}{close}" if close else None
+    if not parent and (of_group := _of_a_group(name, composed)):
+        meant = of_group
+    hint = f"; did you mean {meant}?" if meant else ""
     return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
+
+
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """What is most like a name among those that are known: one that it begins with, such as eps of epsilon, first."""
+    begun = [one for one in known if len(one) > 2 and name.lower().startswith(one)]
+    close = difflib.get_close_matches(name.lower(), known, 1)
+    return next(iter([*begun, *close]), None)
+
+
+def _of_a_group(name: str, composed: DictConfig) -> str | None:
+    """The setting of a stage or another group that has this name, the algorithm's own one first; None for none."""
+    nodes = {group: composed[group] for group in ("algo", *composed) if group in composed and group != "hydra"}
+    return next((f"{g}.{name}" for g, node in nodes.items() if isinstance(node, DictConfig) and name in node), None)
 
 
 def _no_such_option(text: str) -> UserError:
@@ -80,13 +96,14 @@ def _no_such_option(text: str) -> UserError:
         return UserError(_first_line(text))
     listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
     options = [line.strip() for line in listed["options"].splitlines()] if listed else []
-    close = difflib.get_close_matches(match["option"], options, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    close = _meant(match["option"], options)
+    hint = f"; did you mean {close}?" if close else ""
     return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=match["option"])
 
 
 def _wrong_type(text: str) -> UserError | None:
     match = re.search(r"Value '(?P<value>.*)' of type '\w+' could not be converted to (?P<kind>\w+)", text)
+    match = match or re.search(r"Value '(?P<value>.*)' is not a valid (?P<kind>bool)\b", text)
     if match is None:
         return None
     key = re.search(r"full_key: (?P<key>\S+)", text)
