@@ -35,7 +35,7 @@ with uncollected():  # torch alone makes half a million objects that stay
     from dpbench.tracking.process import Process
     from dpbench.tracking.reading import Recorded
     from dpbench.tracking.record import require_writable, write_atomically
-    from dpbench.training.budget import budget
+    from dpbench.training.calibrating import budgets
     from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
     from dpbench.training.execution import MODEL, record_of
     from dpbench.training.following import follow
@@ -184,9 +184,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     finished: list[Job] = []
     for job in jobs:
         (waiting if job.config.force or not record_of(job).finished() else finished).append(job)
-    with uncollected():
-        for job in waiting:
-            budget(job.config)  # refuses here what can't be calibrated; the result is cached
+    budgets([job.config for job in waiting], console)  # refuses here what can't be calibrated; the results are cached
     sweep = _name_of_sweep(results / "sweeps") if multirun and waiting else None
     start = starting(sweep)
     group = first.tracker.group or (f"sweep-{sweep}" if sweep else None)

@@ -15,7 +15,7 @@ from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
-from dpbench.training.budget import budget
+from dpbench.training.calibrating import budgets
 from dpbench.training.devices import choose_device
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
 from dpbench.training.execution import record_of
@@ -43,9 +43,8 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     ):
         table.add_column(column, justify="left" if column in ("run", "hash", "state") else "right", overflow="fold")
     total, guessed = 0.0, False
-    for job in jobs:
+    for job, found in zip(jobs, budgets([job.config for job in jobs], console), strict=True):
         config = job.config
-        multiplier = budget(config).noise_multiplier
         seconds, guess = _seconds(config)
         finished = record_of(job).finished() and not config.force
         total += 0 if finished else seconds
@@ -56,7 +55,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             str(config.seed),
             str(config.steps),
             f"{config.sampling_rate:.4g}",
-            f"{multiplier:.4f}",
+            f"{found.noise_multiplier:.4f}",
             duration(seconds),
             "finished" if finished else "to run",
         )

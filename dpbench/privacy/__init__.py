@@ -1,7 +1,7 @@
 """What is released, what it costs, and the record of both."""
 
 from dpbench.privacy.accountants import ACCOUNTANTS, epsilon, tightest
-from dpbench.privacy.calibration import Calibration, calibrate
+from dpbench.privacy.calibration import Calibration, calibrate, calibrated
 from dpbench.privacy.ledger import BudgetError, Ledger
 from dpbench.privacy.plan import Part, Plan, Release
 from dpbench.privacy.sampling import SCHEMES, Sampler, Scheme, make_sampler
@@ -18,6 +18,7 @@ __all__ = [
     "Sampler",
     "Scheme",
     "calibrate",
+    "calibrated",
     "epsilon",
     "make_sampler",
     "tightest",

@@ -53,16 +53,22 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
     if math.isinf(eps):
         return Calibration(0.0, math.inf, 0.0)
-    key = _key(plan, eps, delta, accountant)
-    known = cache.read("calibration", key)
-    if isinstance(known, list) and [type(x) for x in known] == [float, float]:
-        return Calibration(known[0], known[1], 0.0)
+    if (known := calibrated(plan, eps, delta, accountant)) is not None:
+        return known
     start = time.perf_counter()
     multiplier = 1.0
     for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
         multiplier, spent = solve(bound, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
-    cache.write("calibration", key, [multiplier, spent])
+    cache.write("calibration", _key(plan, eps, delta, accountant), [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
+
+
+def calibrated(plan: Plan, eps: float, delta: float, accountant: str) -> Calibration | None:
+    """What `calibrate` found before and kept; None if it did not."""
+    known = cache.read("calibration", _key(plan, eps, delta, accountant))
+    if isinstance(known, list) and [type(x) for x in known] == [float, float]:
+        return Calibration(known[0], known[1], 0.0)
+    return None
 
 
 def why_unreached(plan: Plan) -> str:

@@ -42,10 +42,7 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
     Raises:
         UserError: no multiplier reaches it, which is so where choosing alone costs more.
     """
-    key = [plan.runs, plan.scheme.name, plan.epoch, repr(plan.correlation), eps, delta, repr(search)]
-    key += [TOLERANCE, EXCESS, version("dp-accounting")]
-    known = cache.read("search", key)
-    if isinstance(known, float):
+    if (known := calibrated_search(plan, eps, delta, search)) is not None:
         return known
 
     def spent(multiplier: float, curve: Callable[[Plan, float], RenyiCurve]) -> float:
@@ -60,5 +57,16 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
     for curve, step, tolerance in ((quick_curve, 0.5, 0.01), (renyi_curve, 0.02, TOLERANCE)):
         find = partial(spent, curve=curve)
         multiplier, _ = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
-    cache.write("search", key, multiplier)
+    cache.write("search", _key(plan, eps, delta, search), multiplier)
     return multiplier
+
+
+def calibrated_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> float | None:
+    """What `calibrate_search` found before and kept; None if it did not."""
+    known = cache.read("search", _key(plan, eps, delta, search))
+    return known if isinstance(known, float) else None
+
+
+def _key(plan: Plan, eps: float, delta: float, search: RandomRuns) -> list[object]:
+    how = [plan.scheme.name, plan.epoch, repr(plan.correlation)]
+    return [plan.runs, *how, eps, delta, repr(search), TOLERANCE, EXCESS, version("dp-accounting")]

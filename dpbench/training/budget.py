@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
-from dpbench.privacy import Ledger, calibrate, epsilon
+from dpbench.privacy import Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
 from dpbench.privacy.published import RULES, Setting
-from dpbench.privacy.search import calibrate_search, search_cost, search_of
+from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,17 @@ def _budget(config: RunConfig) -> Budget:
     spent = _spent(config, given)
     _require_within(config, given, spent, f"over {config.steps} steps")
     return Budget(given, spent)
+
+
+def is_known(config: RunConfig) -> bool:
+    """Whether `budget` need not calibrate: the multiplier is given, follows from a formula, or was found before."""
+    settings = config.privacy
+    if math.isinf(config.eps) or settings.published is not None or settings.noise_multiplier is not None:
+        return True
+    plan, eps, delta = config.release_plan(), config.eps, config.delta_value
+    if settings.search_runs is not None:
+        return calibrated_search(plan, eps, delta, search_of(settings.search_runs)) is not None
+    return calibrated(plan, eps, delta, settings.valid_accountant) is not None
 
 
 def affords(config: RunConfig, multiplier: float) -> bool:
