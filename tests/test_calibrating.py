@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from helpers import composed
 from rich.console import Console
 
 import dpbench.training.budget
@@ -12,7 +13,6 @@ from dpbench.privacy import calibrate
 from dpbench.training import calibrating
 from dpbench.training.budget import is_known
 from dpbench.training.calibrating import budgets
-from helpers import composed
 
 RUNS = [composed("privacy.accountant=rdp", "epochs=1", f"eps={eps}") for eps in (1, 2, 3)]
 
