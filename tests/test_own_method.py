@@ -173,3 +173,72 @@ def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf,
     outcome = run(tmp_path, "-cd", str(my_conf), "algo=mine", typed)
     assert outcome.code == 2
     assert outcome.error() == expected
+
+
+PACKAGE = "# @package _global_\n"
+SLIPS = {
+    "a name that nothing reads": (
+        PACKAGE + "algo:\n  name: mine\n  kapa: 0.3\n",
+        "algo.kapa=0.3: algo/mine.yaml sets it, but nothing reads it; did you mean algo.kappa?",
+    ),
+    "a name like no other": (
+        PACKAGE + "algo:\n  name: mine\n  zzz: 1\n",
+        "algo.zzz=1: algo/mine.yaml sets it, but nothing reads it; an option would, by ${algo.zzz}",
+    ),
+    "no package": ("algo:\n  name: mine\n", "algo/mine.yaml lacks the line # @package _global_ at its beginning"),
+    "no package, with defaults": (
+        "defaults:\n  - override /filter: exponential\n  - _self_\nalgo:\n  name: mine\n",
+        "algo/mine.yaml lacks the line # @package _global_ at its beginning",
+    ),
+    "no group": (
+        PACKAGE + "algo:\n  name: mine\nfiltr:\n  kappa: 1\n",
+        "filtr: a YAML file sets it, but a run has no such setting; did you mean filter?",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SLIPS)
+def test_a_slip_in_the_file_of_an_algorithm_is_one_line(tmp_path, case):
+    content, expected = SLIPS[case]
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo/mine.yaml").write_text(content)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "algo=mine")
+    assert (outcome.code, outcome.error()) == (2, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"algo:\n  name: [1, 2\nx: y\n", ", line 3: no YAML (expected ',' or ']', but got ':')"),
+        (b"algo:\n  name: a\n  name: b\n", ", line 3: no YAML (found duplicate key name)"),
+        (b"# \xe4\nalgo:\n", ": can't be read ('utf-8' codec"),
+    ],
+)
+@pytest.mark.parametrize("typed", ["algo=mine", "--help"])
+def test_an_unreadable_file_is_named_with_its_line(tmp_path, content, expected, typed):
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo/mine.yaml").write_bytes(content)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), typed)
+    assert outcome.code == 2
+    assert outcome.error().startswith(f"{tmp_path}/algo/mine.yaml{expected}")
+
+
+def test_an_unreadable_file_that_is_not_chosen_stops_nothing(my_conf, tmp_path):
+    conf = write_example(tmp_path)
+    (conf / "algo/other.yaml").write_text("a: b: c\n")
+    assert config_hash(composed(conf, "algo=mine")) == config_hash(composed(my_conf, "algo=mine"))
+
+
+def test_what_is_typed_without_effect_is_refused_and_what_a_file_sets_for_a_replaced_stage_is_not(tmp_path):
+    replaced = ("algo=disk", "query=one_point", "filter=none")
+    assert run(tmp_path, *replaced, "plan=true", settings=FAST).code == 0
+    outcome = run(tmp_path, *replaced, "algo.gamma=0.3")
+    assert (outcome.code, outcome.error()) == (2, "algo.gamma=0.3: no stage that is chosen here reads it; leave it out")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["algo=dp_ftrl noise=constant", "algo=innerouter query=one_point optim=adam", "algo=dicesgd clip=automatic"],
+)
+def test_every_stage_of_a_built_in_method_can_be_replaced(typed):
+    compose_jobs(typed.split(), multirun=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from dpbench.config import conf_folder
+from dpbench.config.files import conf_folder, options, require_readable
 
 WIDTH = 120
 INDENT = " " * 21
@@ -39,13 +39,17 @@ def help_text(own: Sequence[Path] = ()) -> str:
 
     Args:
         own: folders of options beside the package's.
+
+    Raises:
+        UserError: an option there can't be read.
     """
+    require_readable(own)
     conf = conf_folder()
     chosen = _chosen(conf / "config.yaml")
     parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
-    for group, options in _groups([conf, *own]).items():
+    for group, files in _groups([conf, *own]).items():
         parts.append(f"\n  {group}")
-        for option in options:
+        for option in files:
             mark = "*" if chosen.get(group) == option.stem else " "
             head = f"  {mark} {option.stem:<16} "
             parts.append(textwrap.fill(purpose(option), WIDTH, initial_indent=head, subsequent_indent=INDENT))
@@ -61,12 +65,9 @@ def _groups(roots: Sequence[Path]) -> dict[str, list[Path]]:
     """The options of each group, both in the order of their names; of two with one name the first root's."""
     found: dict[str, dict[str, Path]] = {}
     for root in roots:
-        for option in root.glob("*/**/*.yaml"):
-            group = option.parent.relative_to(root).as_posix()
-            # conf/paper holds what the papers claim: nothing that a run chooses.
-            if group.partition("/")[0] != "paper":
-                found.setdefault(group, {}).setdefault(option.stem, option)
-    return {group: [options[name] for name in sorted(options)] for group, options in sorted(found.items())}
+        for option in options(root):
+            found.setdefault(option.parent.relative_to(root).as_posix(), {}).setdefault(option.stem, option)
+    return {group: [named[name] for name in sorted(named)] for group, named in sorted(found.items())}
 
 
 def purpose(option: Path) -> str:

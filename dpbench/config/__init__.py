@@ -6,11 +6,11 @@ from dpbench.config.compose import (
     chosen,
     compose_each,
     compose_jobs,
-    conf_folder,
     in_grammar,
     load,
     quoted,
 )
+from dpbench.config.files import conf_folder
 from dpbench.config.identity import config_hash, identity, resolved
 from dpbench.config.schema import RunConfig
 

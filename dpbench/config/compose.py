@@ -21,9 +21,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpbench.config.files import conf_folder, is_unreadable, require_readable
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.own import SEARCHED, find_own_stages
 from dpbench.config.schema import RunConfig, register
+from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError
 
 # A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
@@ -81,13 +83,6 @@ ELSEWHERE = (
 def chosen(choices: Mapping[Any, Any]) -> dict[str, str]:
     """Hydra's record of choices, without its own groups and the schemas."""
     return {str(g): str(o) for g, o in choices.items() if not str(g).startswith(("hydra", "schema"))}
-
-
-def conf_folder() -> Path:
-    """The folder of the YAML files: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
 
 
 def load(composed: DictConfig) -> RunConfig:
@@ -230,6 +225,7 @@ class _Composer:
     def __init__(self, config_dirs: Sequence[Path]) -> None:
         self.config_dirs = config_dirs
         self._of_choices: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+        self._unread: dict[tuple[str, ...], dict[str, Any]] = {}
         self._parsed: dict[str, Override] = {}
 
     def __call__(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
@@ -237,7 +233,9 @@ class _Composer:
         options = tuple(sorted((line for line in overrides if _group(line) in GROUPS), key=_group))
         if options not in self._of_choices:
             self._of_choices[options] = self._whole(options)
+            self._unread[options] = unread(self._of_choices[options][0])
         shared, choices = self._of_choices[options]
+        refuse_unread(self._unread[options], overrides, self.config_dirs, choices["algo"])
         composed = deepcopy(shared)
         try:
             for override in (self._parse(line) for line in overrides if line not in options):
@@ -268,6 +266,8 @@ def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:
         if bad is not None:
             rest = [line for line in overrides if line != bad]
             raise no_such_setting(bad, _compose(rest, compose_line.config_dirs)) from error
+        if is_unreadable(error):
+            require_readable(compose_line.config_dirs)
         raise explain(error, overrides) from error
     OmegaConf.set_struct(composed, False)
     return Job(overrides, load(composed), choices)

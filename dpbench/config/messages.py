@@ -45,7 +45,9 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_no_name(line.partition("=")[2]))
         return UserError(f"{', '.join(typed)}: expected the name of one of its options")
     if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
-        return UserError(f"{match['key']}: a YAML file sets it, but {match['schema']} has no such setting")
+        return _set_by_a_file(match["key"], match["schema"])
+    if match := re.search(r"In '(?P<option>algo/\w+)': Could not override '\S+@algo\.", text):
+        return UserError(f"{match['option']}.yaml lacks the line # @package _global_ at its beginning")
     if match := re.search(r"Interpolation key '(?P<key>model\.\w+)' not found", text):
         return UserError(f"a data set of texts needs a text model, one that has {match['key']}, such as text_small")
     if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
@@ -75,6 +77,14 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
         meant = of_group
     hint = f"; did you mean {meant}?" if meant else ""
     return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
+
+
+def _set_by_a_file(key: str, schema: str) -> UserError:
+    if schema != RunConfig.__name__:
+        return UserError(f"{key}: a YAML file sets it, but {schema} has no such setting")
+    close = _meant(key, [field.name for field in dataclasses.fields(RunConfig)])
+    hint = f"; did you mean {close}?" if close else ""
+    return UserError(f"{key}: a YAML file sets it, but a run has no such setting{hint}")
 
 
 def _meant(name: str, known: Sequence[str]) -> str | None:

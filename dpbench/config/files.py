@@ -1,0 +1,45 @@
+"""The YAML files that configurations are composed of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+
+from dpbench.errors import UserError
+
+UNREADABLE = (yaml.YAMLError, UnicodeDecodeError)
+
+
+def conf_folder() -> Path:
+    """The folder of the YAML files: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def options(folder: Path) -> Iterator[Path]:
+    """The files of all options below a folder; conf/paper holds what the papers claim, nothing that a run chooses."""
+    for file in sorted(folder.glob("*/**/*.yaml")):
+        if file.relative_to(folder).parts[0] != "paper":
+            yield file
+
+
+def is_unreadable(error: BaseException | None) -> bool:
+    """Whether composing met a file that is no YAML, which the error does not name."""
+    return error is not None and (isinstance(error, UNREADABLE) or is_unreadable(error.__cause__))
+
+
+def require_readable(folders: Sequence[Path]) -> None:
+    """Raise `UserError` about the first option in these folders that is no YAML, with the line."""
+    for file in (file for folder in folders for file in options(folder)):
+        try:
+            OmegaConf.load(file)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line = "" if mark is None else f", line {mark.line + 1}"
+            raise UserError(f"{file}{line}: no YAML ({error.problem})") from error
+        except (*UNREADABLE, OSError) as error:  # a control character, another encoding, no permission
+            raise UserError(f"{file}: can't be read ({error})") from error

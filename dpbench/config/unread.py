@@ -1,0 +1,56 @@
+"""Settings of algorithms that no stage takes: most likely a slip in a name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpbench.config.files import conf_folder, options
+from dpbench.errors import UserError
+
+READ = re.compile(r"\$\{[^}]*\balgo\.(\w+)")
+
+
+def unread(composed: DictConfig) -> dict[str, Any]:
+    """The settings of the chosen algorithm that no other setting takes its value from."""
+    raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+    algo = raw.pop("algo")
+    read = set(READ.findall(str(raw)))
+    return {name: value for name, value in algo.items() if name not in ("name", *read)}
+
+
+def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Sequence[Path], chosen: str) -> None:
+    """Refuse what is set without effect.
+
+    An algorithm's file may set what only stages read that the command line has replaced; then it is no slip.
+
+    Args:
+        settings: of the algorithm, unread.
+        typed: overrides.
+        folders: of options, beside the package's.
+        chosen: name of the algorithm.
+
+    Raises:
+        UserError: one of the settings was typed, or no option of any group reads it.
+    """
+    for name, value in settings.items():
+        field = f"algo.{name}"
+        for line in typed:
+            if line.startswith(f"{field}="):
+                raise UserError(f"{line}: no stage that is chosen here reads it; leave it out")
+        if name == "algo" and isinstance(value, dict):
+            raise UserError(f"algo/{chosen}.yaml lacks the line # @package _global_ at its beginning")
+        known = _read_by_any([conf_folder(), *folders])
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean algo.{close[0]}?" if close else f"; an option would, by ${{{field}}}"
+            raise UserError(f"algo/{chosen}.yaml sets it, but nothing reads it{hint}", field=field, value=value)
+
+
+def _read_by_any(folders: Sequence[Path]) -> set[str]:
+    return {name for folder in folders for file in options(folder) for name in READ.findall(file.read_text())}
