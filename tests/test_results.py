@@ -144,6 +144,26 @@ def test_further_columns_are_shown(sweep):
     }
 
 
+def test_the_eps_spent_is_shown_and_said_not_to_be_proven_where_it_is_not(store):
+    record, other = of_algorithm(store, "disk")
+    for one in (record, other):
+        change(one, "summary.json", lambda content: content | {"eps": 9.25, "private": False})
+    assert results(store, "list", record.parent.name).out.count("9.25, not proven") == 2
+    proven = of_algorithm(store, "dpsgd")[0]
+    found = {row["spent"] for row in rows(results(store, "list", proven.parent.name))}
+    assert found == {f"{read(proven, 'summary.json')['eps']:.4g}"}
+    table = cells(results(store, "compare", "algo=disk", "eps=8", "vs", "algo=dpsgd"))
+    assert table["eps spent"][0] == "9.25, not proven"
+    assert "proven" not in table["eps spent"][1]
+
+
+def test_a_wide_table_is_not_cut(sweep):
+    names = ("provenance.command", "optim.lr", "filter", "clip.kind", "privacy.sampler", "dataset.suggested.batch_size")
+    shown = results(sweep, "list", "columns=" + ",".join(names)).out
+    assert "…" not in shown
+    assert all(name in shown.splitlines()[0] for name in names)
+
+
 def test_a_folder_without_records_is_said_to_have_none(tmp_path):
     outcome = results(tmp_path / "nowhere", "list", "algo=disk")
     assert (outcome.code, outcome.out) == (0, f"no runs below {tmp_path / 'nowhere' / 'runs'}\n")
@@ -165,6 +185,8 @@ def test_records_are_not_checked_where_there_is_no_folder(tmp_path):
         ("list abc", "abc: expected setting=value, or at least four digits of a hash; see --help"),
         ("list eps=", "eps=: expected setting=value"),
         ("list eps<high", "eps=high: expected a number, to compare with"),
+        ("list accuracy>90", "accuracy>90: expected a share from 0 to 1, such as 0.9"),
+        ("list status=done", "status=done: expected one of running, finished,"),
         ("list age=2d", "age=2d: expected a comparison, such as age<2d"),
         ("list age<2x", "age=2x: expected a time such as 90s, 30m, 2h or 1h30m"),
         ("list ffffffff", "ffffffff: no record has a hash that begins so"),
@@ -277,6 +299,15 @@ def test_means_over_several_data_sets_are_pointed_out(store):
     changed.write_text(re.sub(r"(?m)^(dataset:\n(?:  .*\n)*?  name: ).*$", r"\1other", changed.read_text()))
     outcome = results(store, "compare", "algo=disk", "vs", "algo=dpsgd")
     assert outcome.out.splitlines()[-1] == "Means over several data sets say little: add dataset=... to algo=disk"
+
+
+def test_groups_on_different_models_are_pointed_out(store):
+    for record in of_algorithm(store, "disk"):
+        changed = record / "config.yaml"
+        changed.write_text(re.sub(r"(?m)^(model:\n(?:  .*\n)*?  name: ).*$", r"\1other", changed.read_text()))
+    outcome = results(store, "compare", "algo=disk", "eps=8", "vs", "algo=dpsgd")
+    assert outcome.out.splitlines()[-1] == "The groups differ in their models."
+    assert "data sets" not in outcome.out
 
 
 # Exporting.

@@ -7,12 +7,15 @@ import sys
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
 from dpbench.errors import require, visible
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+WIDEST = 10_000
 TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 
 
@@ -28,6 +31,16 @@ class _Console(Console):
     @override
     def render_str(self, text: str, **settings: Any) -> Text:
         return super().render_str("\n".join(map(visible, text.split("\n"))), **settings)
+
+
+def print_whole(table: Table, console: Console) -> None:
+    """Print a table as wide as its content: what is cut off nobody can read or search, and a terminal folds lines."""
+    before = console.width
+    console.width = max(before, Measurement.get(console, console.options.update(width=WIDEST), table).maximum)
+    try:
+        console.print(table, crop=False)
+    finally:
+        console.width = before
 
 
 def duration(seconds: float) -> str:

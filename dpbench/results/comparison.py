@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpbench.cli.table import UNPROVEN
 from dpbench.errors import UserError
 from dpbench.results.arguments import Arguments
-from dpbench.results.listing import NOTHING, warn
+from dpbench.results.listing import NOTHING, is_unproven, warn
 from dpbench.results.selection import as_typed
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import SUMMARY, Index
@@ -55,7 +56,7 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         UserError: there are not two groups with runs, or too many.
     """
     warn(index)
-    groups, data = groups_of(index, arguments), index.column("dataset.name")
+    groups = groups_of(index, arguments)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for group in groups:
@@ -70,13 +71,12 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
-    mixed = [group.name for group in groups if len({data[place] for place in group.places}) > 1]
-    if mixed:
-        console.print(
-            f"Means over several data sets say little: add dataset=... to {', '.join(mixed)}",
-            markup=False,
-            soft_wrap=True,
-        )
+    for what, name in (("data sets", "dataset"), ("models", "model")):
+        held = index.column(f"{name}.name")
+        if mixed := [group.name for group in groups if len({held[place] for place in group.places}) > 1]:
+            console.print(f"Means over several {what} say little: add {name}=... to {', '.join(mixed)}", soft_wrap=True)
+        elif len({held[place] for group in groups for place in group.places}) > 1:
+            console.print(f"The groups differ in their {what}.")
 
 
 def groups_of(index: Index, arguments: Arguments) -> list[Group]:
@@ -121,7 +121,16 @@ def _results(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[
         if name in names and any(found):
             factor = 100.0 if "accuracy" in name else 1.0
             shown = NAMES.get(name, f"{name} (%)" if factor > 1 else name)
-            yield shown, [mean_and_spread([factor * one for one in values]) for values in found]
+            cells = [mean_and_spread([factor * one for one in values]) for values in found]
+            if name == "eps":
+                cells = [cell + _unproven(index, group) for cell, group in zip(cells, groups, strict=True)]
+            yield shown, cells
+
+
+def _unproven(index: Index, group: Group) -> str:
+    """What stands behind the eps of a group with runs whose eps is no guarantee."""
+    finished = [place for place in group.places if index.column("status")[place] == Status.FINISHED]
+    return UNPROVEN if any(is_unproven(index, place) for place in finished) else ""
 
 
 def _numbers(index: Index, group: Group, name: str) -> list[float]:

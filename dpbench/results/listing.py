@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.console import duration, make_console
+from dpbench.cli.console import duration, make_console, print_whole
 from dpbench.cli.table import UNPROVEN, is_proven
 from dpbench.errors import require
 from dpbench.results.arguments import Arguments
@@ -22,7 +22,7 @@ from dpbench.tracking.reading import DAMAGED, tell
 from dpbench.tracking.shapes import is_number
 
 NOTHING = "–"
-COLUMNS = ("algorithm", "dataset", "model", "eps", "seed", "status", "accuracy", "steps", "commit", "age")
+COLUMNS = ("algorithm", "dataset", "model", "eps", "spent", "seed", "status", "accuracy", "steps", "commit", "age")
 TEXTS = ("algorithm", "dataset", "model", "status", "commit", "hash")
 # More damaged records than these are counted, not named.
 NAMED = 20
@@ -45,7 +45,7 @@ def print_list(index: Index, arguments: Arguments, console: Console) -> None:
     if not places:
         console.print("no such runs" if index.size else f"no runs below {index.runs}")
         return
-    console.print(table_of(index, shown, further))
+    print_whole(table_of(index, shown, further), console)
     console.print()
     standing = Counter(index.column("status")[place] for place in places)
     counted = ", ".join(f"{count:,} {status}" for status, count in standing.most_common())
@@ -91,7 +91,7 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     cells = [
         [_cell(name, values[place], now) for place in places] for name in names for values in [_values(index, name)]
     ]
-    _mark_unproven(index, places, cells[names.index("eps")])
+    _mark_unproven(index, places, cells[names.index("spent")])
     dirty = index.column("provenance.dirty")
     cells[names.index("commit")] = [
         text + "+" if dirty[place] is True else text
@@ -104,10 +104,15 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
 
 def _mark_unproven(index: Index, places: Sequence[int], cells: list[str]) -> None:
     """Say so of each eps that is no guarantee."""
-    spent, private = index.column("summary.eps"), index.column("summary.private")
     for i, place in enumerate(places):
-        if is_number(spent[place]) and not is_proven({"eps": spent[place], "private": private[place] is not False}):
+        if is_unproven(index, place):
             cells[i] += UNPROVEN
+
+
+def is_unproven(index: Index, place: int) -> bool:
+    """Whether a record has an eps that is no guarantee."""
+    spent, private = index.column("summary.eps")[place], index.column("summary.private")[place]
+    return is_number(spent) and not is_proven({"eps": spent, "private": private is not False})
 
 
 def _values(index: Index, name: str) -> list[Any]:
@@ -117,6 +122,8 @@ def _values(index: Index, name: str) -> list[Any]:
 def _cell(name: str, value: Any, now: datetime) -> str:
     if value is ABSENT or value is None:
         return NOTHING
+    if name == "spent":
+        return f"{float(value):.4g}" if is_number(value) else NOTHING
     if name in ("accuracy", "best"):
         return f"{100 * float(value):.2f}" if is_number(value) else NOTHING
     if name == "commit":

@@ -14,6 +14,7 @@ from dpbench.cli.console import seconds_of
 from dpbench.errors import UserError, require
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, Index
+from dpbench.tracking.reading import DAMAGED, WORDS
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.values import ANY, canonical
 
@@ -85,7 +86,12 @@ class Condition:
             (typed,) = self.values
             require(is_number(typed) or _is_decimal(typed), self.key, typed, "a number, to compare with")
             compare, limit = COMPARISONS[self.sign], float(typed)
+            if self.key in ONLY_FINISHED and limit > 1:
+                raise UserError(f"{self.key}{self.sign}{typed}: expected a share from 0 to 1, such as 0.9")
             return lambda value: is_number(value) and compare(float(value), limit)
+        if self.key == "status":
+            for word in self.values:
+                require(word in (*WORDS, DAMAGED), "status", word, f"one of {', '.join((*WORDS, DAMAGED))}")
         same = _begins if self.key == "commit" else same_value
         wanted = self.sign == "="
         return lambda value: any(same(value, typed) for typed in self.values) == wanted
