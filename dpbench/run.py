@@ -34,10 +34,10 @@ with uncollected():  # torch alone makes half a million objects that stay
     from dpbench.tracking import Status, log_table, tracker_line
     from dpbench.tracking.process import Process
     from dpbench.tracking.reading import Recorded
-    from dpbench.tracking.record import require_writable, write_atomically
+    from dpbench.tracking.record import MODEL, require_writable, write_atomically
     from dpbench.training.calibrating import budgets
     from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
-    from dpbench.training.execution import MODEL, record_of
+    from dpbench.training.execution import record_of
     from dpbench.training.following import follow
 
 FAILED = 1

@@ -1,6 +1,6 @@
-"""The hash of a configuration from the content of its config.yaml alone.
+"""What the config.yaml of a record says by itself.
 
-Nothing is composed, so it is that of the run as it was recorded, whatever options and defaults are now.
+Nothing is composed, so it is of the run as it was recorded, whatever options and defaults are now.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpbench.config.identity import BESIDE, NOT_IDENTITY, leave_out_absent
-from dpbench.config.schema import DELTA_RULE
+from dpbench.config.own import own_stage
+from dpbench.config.schema import DELTA_RULE, SCHEMAS
+from dpbench.data.base import Suggested
 from dpbench.privacy.sampling import SCHEMES, steps_of
 from dpbench.tracking.shapes import NOT_FINITE
 
@@ -28,6 +30,31 @@ def recorded_hash(content: Mapping[str, Any]) -> str:
         raise ValueError(f"has settings that no run can have ({type(error).__name__}: {error})") from error
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def recorded_stage(group: str, content: Mapping[str, Any]) -> Any:
+    """A stage, model or data set of a record.
+
+    Args:
+        group: its group, such as ``model``.
+        content: of that name in config.yaml.
+
+    Raises:
+        UserError: it is a class of one's own that can't be imported.
+        ValueError: there is no such class, or it has no such settings.
+    """
+    settings = _read(content)
+    kind = str(settings.pop("kind", None))
+    module, _, name = kind.rpartition(".")
+    known = {stage.__name__: stage for stage in SCHEMAS[group].values()}
+    if not module and kind not in known:
+        raise ValueError(f"{group}.kind={kind}: expected one of {', '.join(known)}")
+    if "suggested" in settings:
+        settings["suggested"] = Suggested(**{key: x for key, x in settings["suggested"].items() if key != "kind"})
+    try:
+        return (own_stage(group, module, name) if module else known[kind])(**settings)
+    except TypeError as error:
+        raise ValueError(f"{group} has settings that {kind} can't have ({error})") from error
 
 
 def _identity(content: Mapping[str, Any]) -> dict[str, Any]:

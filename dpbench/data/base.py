@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,18 @@ class Dataset:
         """So many blank inputs of the largest shape, and targets."""
         raise NotImplementedError
 
+    def inputs(self, samples: Any, root: Path) -> Tensor:
+        """Inputs of a model, made of samples as people have them.
+
+        Args:
+            samples: of the kind that the data set holds.
+            root: data root.
+
+        Raises:
+            UserError: they are of another shape.
+        """
+        raise NotImplementedError
+
     def load(self, root: Path, *, download: bool) -> Splits:
         """Read the data set.
 
@@ -86,6 +99,14 @@ class Dataset:
             UserError: missing, truncated or corrupt files, or not the declared samples.
         """
         raise NotImplementedError
+
+    def _require_shape(self, samples: Tensor) -> None:
+        """Raise `UserError` unless these are inputs of the one shape that the data set has."""
+        if tuple(samples.shape[1:]) != self.sample_shape:
+            wanted = ", ".join(map(str, self.sample_shape))
+            raise UserError(
+                f"has samples of shape ({wanted}), not {tuple(samples.shape[1:])}", field="dataset", value=self.name
+            )
 
     def _require_samples(self, split: str, found: int, want: int, root: Path) -> None:
         if found != want:

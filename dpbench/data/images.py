@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +90,13 @@ class ImageDataset(Dataset):
                 raise self._damaged(f"the {split} split has {found}, expected {want}", root)
             self._require_labels(split, labels, root)
         return Splits(self._split(x, y), self._split(test_x, test_y))
+
+    @override
+    def inputs(self, samples: Any, root: Path) -> Tensor:
+        images = torch.as_tensor(samples)
+        self._require_shape(images)
+        normalised, _ = self._split(images, torch.zeros(len(images))).take(slice(None))
+        return normalised
 
     def _shape(self, size: int) -> Shape:
         return (size, self.channels, self.height, self.width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,12 @@ class TableDataset(Dataset):
     def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         targets = torch.zeros(count, dtype=torch.int64, device=device)
         return torch.zeros(count, self.features, device=device), targets
+
+    @override
+    def inputs(self, samples: Any, root: Path) -> Tensor:
+        rows = torch.as_tensor(samples).float()
+        self._require_shape(rows)
+        return rows
 
     @override
     def load(self, root: Path, *, download: bool) -> Splits:

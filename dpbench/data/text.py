@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from dpbench.data.own import own_texts, require_name
 from dpbench.data.resident import Prompts, Samples, Splits
 from dpbench.data.text_sources import TEXTS, TextSource
 from dpbench.data.tokenizers import Tokenizer, open_tokenizer
+from dpbench.data.tokens import TokenSplit
 from dpbench.errors import UserError, require
 
 
@@ -94,6 +96,19 @@ class TextDataset(Dataset):
             splits[split] = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
         asked = self._prompts(texts["test"], tokenizer) if self.generates and self.most_tokens else None
         return Splits(splits.pop("train"), splits.pop("test"), splits, asked)
+
+    @override
+    def inputs(self, samples: Any, root: Path) -> Tensor:
+        """Ids (B, T) of texts, or of pairs of texts; of a language model those that it is to go on from."""
+        tokenizer = open_tokenizer(self.tokenizer, root, download=False)
+        if self.generates:
+            ids = prompts(list(samples), tokenizer)
+        else:
+            pairs = [(text,) if isinstance(text, str) else text for text in samples]
+            first, *rest = (list(part) for part in zip(*pairs, strict=True))
+            ids = tokenizer.encode(first, rest[0] if rest else None, self.max_length)
+        split = TokenSplit.of(ids, [0] * len(ids), padding=self.padding, longest=self.max_length, generates=False)
+        return split.take(slice(None))[0]
 
     def _require_tokens(self, tokenizer: Tokenizer) -> None:
         if tokenizer.vocabulary > self.vocabulary:

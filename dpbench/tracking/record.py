@@ -20,6 +20,9 @@ from dpbench.tracking.lock import Lock, lock_of
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
 
+# The weights of the last evaluation, where a run keeps them.
+MODEL = "model.safetensors"
+
 
 def jsonable(value: Any) -> Any:
     """Plain values with infinities and NaN as strings, which JSON has no numbers for."""

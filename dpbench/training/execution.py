@@ -21,7 +21,7 @@ from dpbench.spectra import GradientRecorder
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.provenance import gone_on, provenance
-from dpbench.tracking.record import RecordError, jsonable, read_json
+from dpbench.tracking.record import MODEL, RecordError, jsonable, read_json
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.checkpoint import FILES
@@ -35,9 +35,6 @@ from dpbench.training.leases import device_of_this_process
 from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.resume import Training
-
-# Where a record keeps the weights of the last evaluation, if asked for.
-MODEL = "model.safetensors"
 
 # Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
 KEPT = (FILES, "provenance.json", "ledger.json")

@@ -1,0 +1,139 @@
+"""The model of a record, taken as the documentation says, against what the record says of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from cli import ROOT, records, run
+
+from dpbench.errors import UserError
+from dpbench.trained import load_trained
+
+QUICK = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp", "keep_model=true")
+PAGE = (ROOT / "docs/running.md").read_text()
+
+
+def trained_by(folder: Path, *typed: str) -> Path:
+    outcome = run(folder, *typed, settings=QUICK)
+    assert (outcome.code, outcome.err) == (0, "")
+    (record,) = records(folder)
+    return record
+
+
+def recorded(record: Path) -> float:
+    return json.loads((record / "summary.json").read_text())["test_accuracy"]["final"]
+
+
+def share(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return (logits.argmax(1) == labels).double().mean().item()
+
+
+def as_documented(record: Path, samples):
+    (program,) = re.findall(r"```python\n(from dpbench.trained.*?)```", PAGE, re.DOTALL)
+    names = {"samples": samples}
+    with torch.no_grad():
+        exec(program.replace("results/runs/<hash>/<seed>", str(record)), names)
+    return names["logits"]
+
+
+@pytest.mark.parametrize("typed", [(), ("averaging=exponential",), ("model=cnn_small", "dataset=mnist")])
+def test_images_are_classified_as_the_record_says(tmp_path, data_root, typed):
+    root = data_root("mnist") if typed[-1:] == ("dataset=mnist",) else tmp_path
+    record = trained_by(tmp_path / "results", "epochs=0.5", f"data.root={root}", *typed)
+    test = load_trained(record).dataset.load(root, download=False).test
+    assert share(as_documented(record, test.images), test.labels) == pytest.approx(recorded(record), abs=1e-3)
+
+
+@pytest.fixture
+def texts(tmp_path) -> Path:
+    (tmp_path / "data/mine").mkdir(parents=True)
+    (tmp_path / "conf/dataset").mkdir(parents=True)
+    for split, size in (("train", 60), ("test", 20)):
+        lines = [
+            {"text": f"word {'no' * (i % 2)} {i}", "text_pair": "yes" * (i % 3), "label": i % 2} for i in range(size)
+        ]
+        (tmp_path / f"data/mine/{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "conf/dataset/mine.yaml").write_text(
+        (ROOT / "conf/dataset/sst2.yaml").read_text()
+        .replace("name: sst2", "name: mine").replace("67349", "60").replace("872", "20").replace("1024", "20")
+    )  # fmt: skip
+    return tmp_path
+
+
+BYTES = ("model.tokenizer=bytes", "model.vocabulary=259", "model.padding=258")
+
+
+def test_texts_are_classified_as_the_record_says(texts):
+    settings = ("-cd", str(texts / "conf"), "dataset=mine", f"data.root={texts / 'data'}", "epochs=2", *BYTES)
+    record = trained_by(texts / "results", *settings)
+    lines = [json.loads(line) for line in (texts / "data/mine/test.jsonl").read_text().splitlines()]
+    logits = as_documented(record, [(line["text"], line["text_pair"]) for line in lines])
+    labels = torch.tensor([line["label"] for line in lines])
+    assert share(logits, labels) == pytest.approx(recorded(record), abs=1e-9)
+    # One text without a pair, too, with no column for what is not there.
+    assert as_documented(record, ["word"]).shape == (1, 2)
+
+
+def test_rows_are_taken_as_they_are(tmp_path):
+    record = trained_by(tmp_path, "dataset=digits", "model=linear", "epochs=0.3")
+    (record / "config.yaml").write_text(
+        re.sub(
+            r"(?ms)^dataset:.*?^augmentation:",
+            "dataset:\n  kind: TableDataset\n  name: mine\n  classes: 10\n  features: 64\naugmentation:",
+            (record / "config.yaml").read_text(),
+        )
+    )
+    rows = torch.randn(5, 64)
+    model = load_trained(record).model
+    torch.testing.assert_close(as_documented(record, rows.double().numpy()), model(rows), rtol=0, atol=0)
+    with pytest.raises(UserError, match=r"dataset=mine: has samples of shape \(64\), not \(8, 8\)"):
+        as_documented(record, torch.zeros(5, 8, 8))
+
+
+def spoil(record: Path, kind: str) -> str:
+    """What is said then."""
+    config, weights = record / "config.yaml", record / "model.safetensors"
+    match kind:
+        case "nothing there":
+            config.unlink()
+            return "no record of a run"
+        case "no model kept":
+            weights.unlink()
+            return "the run kept no model; keep_model=true force=true"
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:100])
+            return "can't be read as the weights of this model"
+        case "of another model":
+            config.write_text(config.read_text().replace("hidden:\n  - 64", "hidden:\n  - 32"))
+            return "can't be read as the weights of this model"
+        case "no such class":
+            config.write_text(config.read_text().replace("kind: MLP", "kind: MPL"))
+            return "model.kind=MPL: expected one of Linear, MLP"
+        case "no such setting":
+            config.write_text(config.read_text().replace("hidden:\n  - 64", "hiden:\n  - 64"))
+            return "model has settings that MLP can't have"
+        case "own class gone":
+            config.write_text(config.read_text().replace("kind: MLP", "kind: my_nets.Net"))
+            return "/schema/model=my_nets.Net: there is no module my_nets"
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "nothing there",
+        "no model kept",
+        "cut",
+        "of another model",
+        "no such class",
+        "no such setting",
+        "own class gone",
+    ],
+)
+def test_what_is_wrong_with_a_record_is_a_sentence(tmp_path, kind):
+    record = trained_by(tmp_path, "epochs=0.3")
+    says = spoil(record, kind)
+    with pytest.raises(UserError, match=re.escape(says)):
+        load_trained(record)
