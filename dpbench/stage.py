@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 State = dict[str, Any]
+COMPARED = (bool, int, float, str, list, tuple, dict, set, deque, type(None))
 
 
 class Course(NamedTuple):
@@ -40,3 +45,28 @@ class Stage:
         """Continue from a state that `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+
+def forgotten(stage: Stage, fresh: Stage) -> list[str]:
+    """Attributes that a stage has changed while it ran, and that a run which goes on would not find: it gives no state.
+
+    Args:
+        stage: that has run.
+        fresh: as it was before its first step.
+    """
+    if type(stage).state_dict is not Stage.state_dict:
+        return []
+    before = vars(fresh)
+    return [name for name, value in vars(stage).items() if name not in before or _differ(value, before[name])]
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two values are surely different; some can't be compared, such as functions with their copies."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return not torch.equal(one, other)
+    if type(one) not in COMPARED:
+        return type(one) is not type(other)
+    try:
+        return bool(one != other)
+    except Exception:  # of a list of tensors, say; whatever the types of a stage of one's own raise
+        return False

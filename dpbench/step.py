@@ -21,6 +21,10 @@ from dpbench.stage import State
 from dpbench.threshold import Threshold
 from dpbench.update import Moved, tell, update
 
+# What a configuration has for a private step, by name.
+STAGES = ("query", "clip", "threshold", "noise", "filter")
+_REMEMBERING = ("gradients", *STAGES)
+
 
 class Recorder(Protocol):
     """Sees the gradients of every step, vectors of shape (d,) that it may not keep but by copying."""
@@ -171,15 +175,12 @@ class PrivateStep:
         return {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),
-            **{name: getattr(self, name).state_dict() for name in _STAGES},
+            **{name: getattr(self, name).state_dict() for name in _REMEMBERING},
         }
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state that `state_dict` returned."""
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
-        for name in _STAGES:
+        for name in _REMEMBERING:
             getattr(self, name).load_state_dict(state[name])
-
-
-_STAGES = ("gradients", "query", "clip", "threshold", "noise", "filter")

@@ -1,6 +1,7 @@
 """The command line: what it refuses and how, sweeps, plans, help, and the identity of a run."""
 
 import csv
+import importlib
 import re
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from helpers import accept_made_up_files, composed
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 
+from dpbench import __version__
 from dpbench.cli import preview
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, config_hash
@@ -506,6 +508,12 @@ def test_what_only_some_runs_need_is_not_imported_at_the_start():
     code = f"import sys, dpbench.run; print([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["run", "results.__main__", "data.__main__", "reproduce", "cli.privacy"])
+def test_every_command_tells_its_version(module, capsys):
+    assert importlib.import_module(f"dpbench.{module}").main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpbench {__version__}\n"
 
 
 def test_help_lists_options_of_a_folder_of_ones_own(tmp_path):

@@ -28,6 +28,8 @@ from dpbench.models import MLP
 from dpbench.privacy import BudgetError, Ledger
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.query import ApartIterates, LastIterates, TwoPoint
+from dpbench.stage import forgotten
+from dpbench.step import STAGES
 from dpbench.threshold import PercentileThreshold
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import open_ledger
@@ -151,6 +153,16 @@ def trained(config, parts, ledger, on_step=lambda _: None, dtype=torch.float32):
         patch.setattr(Ledger, "epsilon", lambda self: math.nan)
         alone(train(config, parts, digits(dtype), ledger, on_step=on_step, on_evaluation=metrics.append))
     return metrics
+
+
+@every_algorithm
+def test_what_a_stage_keeps_is_in_its_state(algo):
+    config = config_of(algo)
+    ledger = open_ledger(config, MULTIPLIER)
+    parts = assemble(config, CPU, MULTIPLIER, ledger)
+    trained(config, parts, ledger)
+    found = {name: forgotten(getattr(parts.step, name), getattr(config, name)) for name in STAGES}
+    assert not any(found.values()), found
 
 
 def task_of(config, run, multiplier=MULTIPLIER):

@@ -242,3 +242,39 @@ def test_what_is_typed_without_effect_is_refused_and_what_a_file_sets_for_a_repl
 )
 def test_every_stage_of_a_built_in_method_can_be_replaced(typed):
     compose_jobs(typed.split(), multirun=False)
+
+
+FAILING = """\
+from dataclasses import dataclass
+
+from dpbench.filters import Filter
+
+
+def helper(gradient):
+    return gradient / [1]
+
+
+@dataclass
+class Failing(Filter):
+    early: bool = False
+
+    def __post_init__(self):
+        if self.early:
+            raise ValueError("not so early")
+
+    def apply(self, gradient):
+        return helper(gradient)
+"""
+
+
+def test_an_error_in_a_file_of_ones_own_names_file_and_line(tmp_path):
+    (tmp_path / "failing_stage.py").write_text(FAILING)
+    write_option(tmp_path, "own", "failing_stage.Failing", "")
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", settings=FAST)
+    assert outcome.code == 1
+    (record,) = records(tmp_path / "results")
+    reason = read(record, "status.json")["reason"]
+    assert reason.startswith("TypeError: unsupported operand type(s) for /: 'Tensor' and 'list'")
+    assert reason.endswith(" (failing_stage.py, line 7)")
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", "filter.early=true", settings=FAST)
+    assert (outcome.code, outcome.error()) == (2, "failing_stage.py, line 16: ValueError: not so early")

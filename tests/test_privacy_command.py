@@ -173,6 +173,14 @@ def test_bad_input_is_one_line(capsys, typed, complaint):
     assert "\n" not in said
 
 
+def test_the_line_of_a_sweep_is_taken_as_it_is(capsys):
+    line = [*SMALL, "eps=4", "privacy.accountant=rdp", "--grid", "2"]
+    assert main(line) == 0
+    plain = capsys.readouterr().out
+    assert main([*line, "-m"]) == 0
+    assert capsys.readouterr().out == plain
+
+
 def test_help_is_printed(capsys):
     assert main(["--help"]) == 0
     assert "python -m dpbench.privacy" in capsys.readouterr().out

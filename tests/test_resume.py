@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from dpbench.cli.command import Terminated
 from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import UserError
-from dpbench.filters import Exponential
+from dpbench.filters import Exponential, Filter
 from dpbench.gradients import FusedGradients
 from dpbench.privacy import Ledger, calibrate
 from dpbench.step import PrivateStep
@@ -100,6 +100,39 @@ def goes_on(config, results, want):
     (folder,), said = carried_out(config, results)
     assert "set aside" not in said
     return resumed_at(folder) == [6] and outcome(folder) == want
+
+
+@dataclass
+class Forgetful(Filter):
+    """The mean of the last gradients; what it keeps is in no state."""
+
+    window: int = 2
+
+    def __post_init__(self):
+        self.last = []
+
+    def apply(self, gradient):
+        self.last = [gradient.clone(), *self.last][: self.window]
+        self.steps = len(self.last)
+        return torch.stack(self.last).mean(0)
+
+
+@dataclass
+class Remembering(Forgetful):
+    """The same with a state."""
+
+    def state_dict(self):
+        return {"last": [gradient.clone() for gradient in self.last]}
+
+    def load_state_dict(self, state):
+        self.last = state["last"]
+
+
+@pytest.mark.parametrize(("kind", "warned"), [(Forgetful, ["last", "steps"]), (Remembering, [])])
+def test_a_stage_that_would_forget_is_named_at_the_first_checkpoint(tmp_path, kind, warned):
+    config = replace(tiny(), filter=kind(), checkpoint=CheckpointTimes(every_steps=2))
+    _, said = carried_out(config, tmp_path)
+    assert re.findall(rf"warning: {kind.__name__} \(filter\) keeps (\w+) from step to step", said) == warned
 
 
 PARTS = [

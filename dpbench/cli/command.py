@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from dpbench import __version__
 from dpbench.cli.console import make_console
 from dpbench.errors import UserError
 
@@ -39,6 +40,9 @@ def run_command(
     try:
         if "-h" in words or "--help" in words:
             make_console().print(help_text())
+            return OK
+        if "--version" in words:
+            make_console().print(f"dpbench {__version__}")
             return OK
         return body(words)
     except UserError as error:

@@ -27,11 +27,11 @@ from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativ
 from dpbench.training.budget import budget
 
 USAGE = """\
-python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G] [-cd FOLDER]
+python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G] [-cd FOLDER] [-m]
 
-The same settings as a run; values separated by commas are compared. Prints the noise multiplier that each sampling
-scheme and accountant asks for (or, with privacy.noise_multiplier=Z, the eps that Z spends), what tuning over a grid
-costs, and each run's guarantee in words. Reads no data and trains nothing.
+The same settings as a run; values separated by commas are compared, with -m or without. Prints the noise multiplier
+that each sampling scheme and accountant asks for (or, with privacy.noise_multiplier=Z, the eps that Z spends), what
+tuning over a grid costs, and each run's guarantee in words. Reads no data and trains nothing.
 
   python -m dpbench.privacy dataset=cifar10 batch_size=1000 epochs=50 eps=1,8
   python -m dpbench.privacy algo=disk eps=4 privacy=shuffled --grid 45
@@ -48,6 +48,9 @@ def _main(typed: list[str]) -> int:
     parser = argparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
     parser.add_argument("--grid", type=int, default=10)
     parser.add_argument("-cd", "--config-dir", type=Path)
+    parser.add_argument(
+        "-m", "--multirun", action="store_true"
+    )  # of a sweep's line; several values are compared anyway
     parser.add_argument("overrides", nargs="*")
     try:
         options = parser.parse_intermixed_args(typed)

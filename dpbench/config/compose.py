@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.config.files import conf_folder, is_unreadable, require_readable
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
-from dpbench.config.own import SEARCHED, find_own_stages
+from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.schema import RunConfig, register
 from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError
@@ -97,6 +97,11 @@ def load(composed: DictConfig) -> RunConfig:
         raise _as_typed(error, composed) from error
     except OmegaConfBaseException as error:
         raise _as_typed(explain(error), composed) from error
+    except Exception as error:
+        kinds = [OmegaConf.get_type(composed, group) or dict for group in contracts()]
+        if where := place(error, kinds):
+            raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        raise
     _refuse_extra_keys(config, "")
     return config
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,19 @@ def own_stage(group: str, module: str, name: str) -> type:
     if not is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
         raise _refused(group, typed, f"{expected}; it lacks @dataclass")
     return kind
+
+
+def place(error: Exception, kinds: Iterable[type]) -> str:
+    """File and line of one's own where an error was raised, or what raised it was called; empty where none is to blame.
+
+    Args:
+        error: raised.
+        kinds: the classes of a run.
+    """
+    own = {kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] != __package__.partition(".")[0]}
+    files = {getattr(sys.modules.get(module), "__file__", None) for module in own}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
 
 
 def _refused(group: str, typed: str, message: str) -> UserError:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from dpbench.config import Job, config_hash, resolved
+from dpbench.config import Job, RunConfig, config_hash, resolved
+from dpbench.config.own import contracts, place
 from dpbench.data import Splits
 from dpbench.errors import UserError
 from dpbench.garbage import uncollected
@@ -65,14 +66,15 @@ def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None)
     record.set_status(Status.FAILED, reason, trace)
 
 
-def in_a_sentence(error: Exception) -> str:
+def in_a_sentence(error: Exception, config: RunConfig) -> str:
     """Why a run failed, on one line, however many the error has."""
     said = " ".join(str(error).split())
     if isinstance(error, RecordError):
         return said
     if out_of_memory(error):
         return f"memory ran out ({said}); choose a smaller model or micro_batch, or a device with more memory"
-    return f"{type(error).__name__}: {said}"
+    where = place(error, [type(getattr(config, group)) for group in contracts()])
+    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")
 
 
 class Prepared(NamedTuple):
@@ -151,7 +153,7 @@ class Execution:
             except UserError as error:
                 self.record.refuse(str(error))
             except Exception as error:  # while it was prepared; what happens in training is recorded there
-                failed_to_begin(self.job, self.record, in_a_sentence(error), traceback.format_exc())
+                failed_to_begin(self.job, self.record, in_a_sentence(error, self.config), traceback.format_exc())
             else:
                 return True
         except RecordError as error:
@@ -253,7 +255,7 @@ class Execution:
         except DivergedError as error:
             status, reason = Status.DIVERGED, str(error)
         except Exception as error:
-            reason, trace = in_a_sentence(error), traceback.format_exc()
+            reason, trace = in_a_sentence(error, self.config), traceback.format_exc()
         finally:
             summary: dict[str, Any] = {}
             try:
@@ -267,7 +269,7 @@ class Execution:
             except LockLostError:
                 raise
             except Exception as error:  # a run is finished if all that its record consists of is written
-                reason = reason or in_a_sentence(error)
+                reason = reason or in_a_sentence(error, self.config)
                 status = status if status == Status.INTERRUPTED else Status.FAILED
             status = self._set_status(status, reason, trace)
             if status in ENDED:

@@ -11,7 +11,8 @@ import torch
 
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
-from dpbench.stage import State
+from dpbench.stage import State, forgotten
+from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import read_json
@@ -58,6 +59,7 @@ class Keeper:
         self._record = record
         self._say = say
         self._secure = config.privacy.secure_noise
+        self._warned = False
 
     def wanted(self, step: int) -> bool:
         """Whether this step needs a checkpoint at any rate: one before each publication of what can't be repeated."""
@@ -73,6 +75,7 @@ class Keeper:
         """
         start = time.monotonic()
         private = training.parts.step
+        self._warn_of_what_is_forgotten(private)
         content = {
             "run": self._run,
             "device": private.gradients.flat.vector.device.type,
@@ -85,6 +88,18 @@ class Keeper:
         except (OSError, TypeError, MemoryError, torch.OutOfMemoryError) as error:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
+
+    def _warn_of_what_is_forgotten(self, step: PrivateStep) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        for name in STAGES:
+            for attribute in forgotten(getattr(step, name), getattr(self._config, name)):
+                kind = type(getattr(step, name)).__name__
+                self._say(
+                    f"  warning: {kind} ({name}) keeps {attribute} from step to step, but has no state_dict: what goes "
+                    "on from a checkpoint would differ"
+                )
 
     @property
     def _run(self) -> str:
