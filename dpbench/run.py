@@ -79,17 +79,22 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     _refuse_twins(jobs)
+    hydras = [line for line in overrides if line.lstrip("+").startswith("hydra")]
+    where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
+
+    def launcher(*settings: str) -> Launcher:
+        return Launcher([*hydras, where, *settings], _folders(options))
+
+    if options.multirun and hydras:
+        launcher()  # refuses what is wrong with it before any run begins
     if jobs[0].config.plan:
         print_plan(jobs, console)
         return OK
-    hydras = [line for line in overrides if line.startswith("hydra")]
 
     def starting(sweep: str | None) -> StartWith:
         if sweep is None:
             return partial(_start_one, flags, overrides) if hydras else _start_here
-        where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
-        launcher = Launcher([*hydras, where, f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"], _folders(options))
-        return partial(_start, launcher, _fused(jobs, hydras))
+        return partial(_start, launcher(f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"), _fused(jobs, hydras))
 
     return _run(jobs, starting, multirun=options.multirun)
 

@@ -256,12 +256,21 @@ def test_workers_on_this_machine_divide_its_cores(monkeypatch):
     assert os.environ[launcher.THREADS] == "2"
 
 
-@pytest.mark.parametrize("typed", ["hydra/launcher=nosuch", "hydra.launcher.nosuch=3"])
-def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed):
-    outcome = run(tmp_path, "-m", "seed=0,1", typed)
+@pytest.mark.parametrize("further", [(), ("plan=true",)])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("hydra/launcher=nosuch", "hydra/launcher=nosuch: expected one of basic"),
+        ("hydra.launcher.nosuch=3", "hydra.launcher.nosuch=3: no such setting; hydra/launcher=basic has none"),
+        ("hydra.sweep.subdirs=x", "hydra.sweep.subdirs=x: no such setting; hydra.sweep has dir, subdir; did you mean"),
+        ("hydra.output_subdir=[1]", "hydra.output_subdir=[1]: expected one text"),
+    ],
+)
+def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed, said, further):
+    outcome = run(tmp_path, "-m", "seed=0,1", typed, *further)
     assert outcome.code == 2
-    assert "nosuch" in outcome.error()
-    assert records(tmp_path) == []
+    assert outcome.error().startswith(said)
+    assert not (tmp_path / "runs").exists()
 
 
 # Processes of their own.
@@ -383,7 +392,7 @@ def test_of_three_runs_through_joblib_one_fails_is_listed_and_the_others_finish(
     outcome = run(commands.results, *sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", settings=QUICK)
     get_reusable_executor().shutdown()
     assert outcome.code == 1
-    assert outcome.err == "error: failed: RuntimeError: told to break (filter.number=1)\n"
+    assert outcome.err == "error: failed: RuntimeError: told to break (told.py, line 18) (filter.number=1)\n"
     found = {read_number(record): record for record in records(commands.results)}
     assert {number: status(record) for number, record in found.items()} == {0: "finished", 1: "failed", 2: "finished"}
     assert "Traceback" in read(found[1], "status.json")["traceback"]

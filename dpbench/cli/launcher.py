@@ -9,7 +9,6 @@ from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,10 @@ from omegaconf import DictConfig
 
 from dpbench.cli.job import train_job
 from dpbench.config import conf_folder
+from dpbench.config.messages import explain, no_such_setting, unknown_setting
 from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
-from dpbench.errors import UserError, require
+from dpbench.errors import require
 from dpbench.tracking.process import Process
 
 THREADS = "OMP_NUM_THREADS"
@@ -56,13 +56,17 @@ class Launcher:
             UserError: there is no such launcher here, or it has no such setting.
         """
         self._loader = _loader(config_dirs)
+        for line in settings:
+            if line.startswith("hydra/launcher="):
+                _require_known(self._loader, "hydra/launcher", line.partition("=")[2])
         try:
-            self._config = self._loader.load_configuration(
-                "config", [*settings, "hydra.job.chdir=false"], RunMode.MULTIRUN
-            )
+            self._config = _composed(self._loader, settings)
         except HydraException as error:
-            hint = "" if find_spec("hydra_plugins") else "; pip install dpbench[sweeps] brings joblib, ray and submitit"
-            raise UserError(f"launcher: {str(error).splitlines()[0]}{hint}") from error
+            bad = unknown_setting(error, [line.lstrip("+") for line in settings])
+            if bad is not None:
+                rest = [line for line in settings if line.lstrip("+") != bad]
+                raise no_such_setting(bad, _composed(self._loader, rest)) from error
+            raise explain(error, settings) from error
         finally:
             GlobalHydra.instance().clear()
 
@@ -101,9 +105,17 @@ class Launcher:
 
 def require_launcher(launcher: str) -> None:
     """Raise `UserError` unless Hydra has a launcher of that name."""
-    known = _loader(()).list_groups("hydra/launcher") + _loader(()).get_group_options("hydra/launcher")
+    _require_known(_loader(()), "launcher", launcher)
+
+
+def _require_known(loader: ConfigLoaderImpl, field: str, launcher: str) -> None:
+    known = loader.list_groups("hydra/launcher") + loader.get_group_options("hydra/launcher")
     hint = "" if "joblib" in known else "; pip install dpbench[sweeps] brings joblib, ray and submitit"
-    require(launcher in known, "launcher", launcher, f"one of {', '.join(known)}{hint}")
+    require(launcher in known, field, launcher, f"one of {', '.join(known)}{hint}")
+
+
+def _composed(loader: ConfigLoaderImpl, settings: Sequence[str]) -> DictConfig:
+    return loader.load_configuration("config", [*settings, "hydra.job.chdir=false"], RunMode.MULTIRUN)
 
 
 def _loader(config_dirs: Sequence[Path]) -> ConfigLoaderImpl:

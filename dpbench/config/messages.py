@@ -68,10 +68,11 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     key, _, value = line.partition("=")
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
-    known = [str(k) for k in node if k not in ("hydra", "name")] if isinstance(node, DictConfig) else []
+    known = [str(k) for k in node if k not in ("hydra", "name", "_target_")] if isinstance(node, DictConfig) else []
     close = _meant(name, known)
-    choice = composed.hydra.runtime.choices.get(parent)
-    here = f"{parent}={choice}" if choice else parent or "a run"
+    group = parent.replace(".", "/")
+    choice = composed.hydra.runtime.choices.get(group)
+    here = f"{group}={choice}" if choice else parent or "a run"
     meant = f"{key[: len(key) - len(name)]}{close}" if close else None
     if not parent and (of_group := _of_a_group(name, composed)):
         meant = of_group

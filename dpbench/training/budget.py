@@ -141,17 +141,19 @@ def in_words(config: RunConfig, found: Budget) -> str:
     if math.isinf(config.eps):
         bounded = math.isfinite(config.clip.sensitivity(1.0))
         return f"eps=inf: not private; no noise, clipping {'on' if bounded else 'off'}"
-    how = "given" if config.privacy.noise_multiplier is not None else f"{found.seconds:.1f} s"
-    if found.seconds == 0 and config.privacy.noise_multiplier is None:
-        how = "cached"
+    if config.privacy.noise_multiplier is None:
+        eps, how = f"for eps={config.eps:g}", f", {found.seconds:.1f} s" if found.seconds else ", cached"
+    else:
+        spent = found.eps if found.search is None else found.search[1]
+        eps, how = f"as given, eps={spent:.4g} of eps={config.eps:g}", ""
     warning = "" if config.uncertified is None else f"NOT CERTIFIED: {config.uncertified}, eps does not hold; "
     runs = config.privacy.search_runs
     of_search = "" if runs is None else f" of a search with {runs:g} runs expected, {found.eps:.4g} of this one"
     line = warning + (
-        f"noise multiplier {found.noise_multiplier:.4f} for eps={config.eps:g}{of_search}, "
+        f"noise multiplier {found.noise_multiplier:.4f} {eps}{of_search}, "
         f"delta={config.delta_value:.3g} over "
         f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} "
-        f"({config.privacy.sampler}, {config.privacy.valid_accountant}, {how})"
+        f"({config.privacy.sampler}, {config.privacy.valid_accountant}{how})"
     )
     if found.published_eps is None:
         return line
