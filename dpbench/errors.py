@@ -1,12 +1,16 @@
-"""Errors a person can act on, each one sentence that names the field, the value and what is allowed."""
+"""How commands end before their time: errors a person can act on, each one sentence, and signals."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
+
+
 class UserError(Exception):
-    """Bad input; commands print it as one line and exit with code 2.
+    """Bad input, in a sentence that names the field, the value and what is allowed; commands exit with code 2.
 
     Attributes:
         field: dotted path of the setting at fault, such as ``query.kappa``; None where there is no single one.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dpbench.claims import Artefact, load_all, score
 from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
-from dpbench.cli.console import duration, make_console
 from dpbench.config import RunConfig, compose_each, in_grammar
+from dpbench.console import duration, make_console
 from dpbench.garbage import uncollected
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
 from dpbench.reproduction.plan import Planner
@@ -22,7 +22,7 @@ from dpbench.tracking.record import require_writable
 from dpbench.training.devices import choose_device
 
 if TYPE_CHECKING:
-    from dpbench.cli.launcher import Launcher
+    from dpbench.launch.launcher import Launcher
     from dpbench.reproduction.launching import Launch
 
 FAILED = 1
@@ -40,7 +40,7 @@ def _main(arguments: Arguments) -> int:
     (job,) = compose_each([arguments.passed_on])
     choose_device(job.config.device)
     if arguments.launcher is not None:
-        from dpbench.cli.launcher import require_launcher
+        from dpbench.launch.launcher import require_launcher
 
         require_launcher(arguments.launcher)
     with uncollected():
@@ -91,7 +91,7 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
 
 
 def _launcher(arguments: Arguments) -> Launcher | None:
-    from dpbench.cli.launcher import Launcher
+    from dpbench.launch.launcher import Launcher
 
     if arguments.launcher is None:
         return None

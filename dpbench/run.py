@@ -20,17 +20,17 @@ with uncollected():  # torch alone makes half a million objects that stay
     from omegaconf import DictConfig
 
     from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
-    from dpbench.cli.console import make_console
     from dpbench.cli.help import help_text
-    from dpbench.cli.job import train_here, train_job
-    from dpbench.cli.launcher import Launcher, LauncherError
     from dpbench.cli.preview import print_plan
-    from dpbench.cli.rounds import carry_through
     from dpbench.cli.table import Row, as_csv, print_table
     from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
     from dpbench.config.own import find_own_stages
     from dpbench.config.schema import register
+    from dpbench.console import make_console
     from dpbench.errors import UserError
+    from dpbench.launch.job import train_here, train_job
+    from dpbench.launch.launcher import Launcher, LauncherError
+    from dpbench.launch.rounds import carry_through
     from dpbench.tracking import Status, log_table, tracker_line
     from dpbench.tracking.process import Process
     from dpbench.tracking.reading import Recorded

@@ -17,9 +17,9 @@ from torch import nn
 from dpbench.config import Job, RunConfig
 from dpbench.config.schema import CheckpointTimes
 from dpbench.data import Dataset
+from dpbench.launch.execute import execute
 from dpbench.models import MLP
 from dpbench.step import PrivateStep
-from dpbench.training.execute import execute
 from dpbench.training.execution import record_of
 
 # Ten steps, evaluated after 3, 6, 9 and 10 of them.

@@ -32,6 +32,7 @@ from dpbench import run as command
 from dpbench.config import Job, compose_jobs
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.launch.execute import execute
 from dpbench.query import Point
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
@@ -40,7 +41,6 @@ from dpbench.tracking import wandb as tracking
 from dpbench.tracking.wandb import Tracker
 from dpbench.training.assemble import per_sample_loss
 from dpbench.training.evaluation import Evaluation
-from dpbench.training.execute import execute
 
 
 @cache

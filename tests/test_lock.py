@@ -313,7 +313,7 @@ def test_a_run_that_was_taken_over_stops_and_says_so(tmp_path, monkeypatch):
 
     monkeypatch.setattr(PrivateStep, "take", stands_still)
     # What the other one comes to is not waited for here.
-    monkeypatch.setattr("dpbench.cli.rounds._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("dpbench.launch.rounds._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     outcome = run(tmp_path)
     assert "stopped, nothing more is recorded: process 7 on far took this run over" in outcome.out
     record = only_record_of(tmp_path)

@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
 
 from dpbench import reproduce
-from dpbench.cli import rounds
+from dpbench.launch import rounds
 from dpbench.reproduction import launching, smoke
 from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock

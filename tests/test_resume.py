@@ -21,19 +21,18 @@ from helpers import composed
 from resuming import STEPS, DropoutMLP, carried_out, checkpoints, outcome, resumed_at, signalled, stopped, tiny, whole
 from safetensors.torch import load_file
 
-from dpbench.cli.command import Terminated
 from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
-from dpbench.errors import UserError
+from dpbench.errors import Terminated, UserError
 from dpbench.filters import Exponential, Filter
 from dpbench.gradients import FusedGradients
+from dpbench.launch import execute
+from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
 from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
-from dpbench.training import execute
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.execute import fail
 from dpbench.training.execution import Prepared
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.resume import GLOBAL, Training

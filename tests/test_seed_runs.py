@@ -9,9 +9,10 @@ from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, sna
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.gradients import FusedGradients
+from dpbench.launch import execute
 from dpbench.run import _fused
 from dpbench.step import PrivateStep
-from dpbench.training import execute, fusing
+from dpbench.training import fusing
 from dpbench.training.randomness import stream_seed
 
 FUSED = ("-m", "seed=0,1,2", "fuse_seeds=true")

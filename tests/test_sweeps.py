@@ -23,16 +23,16 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from test_lock import held_by_the_dead, held_elsewhere
 
-from dpbench.cli import launcher, rounds
-from dpbench.cli.job import train_job
-from dpbench.cli.launcher import Launcher, LauncherError
-from dpbench.cli.rounds import carry_through
 from dpbench.config import compose_jobs, in_grammar
+from dpbench.launch import launcher, rounds
+from dpbench.launch.execute import fail
+from dpbench.launch.job import train_job
+from dpbench.launch.launcher import Launcher, LauncherError
+from dpbench.launch.rounds import carry_through
 from dpbench.tracking import lock as locks
 from dpbench.tracking.lock import Lock
 from dpbench.tracking.process import Process
 from dpbench.tracking.status import Status
-from dpbench.training.execute import fail
 from dpbench.training.execution import record_of
 
 
@@ -142,8 +142,8 @@ def test_a_worker_that_was_told_to_end_takes_no_attempt_and_its_run_is_never_fai
 
 @pytest.mark.parametrize(("here", "raised"), [(True, True), (False, False)])
 def test_a_signal_to_a_worker_does_not_interrupt_the_command(monkeypatch, here, raised):
-    monkeypatch.setattr("dpbench.cli.job._of_hydra", lambda composed: composed)
-    monkeypatch.setattr("dpbench.cli.job._train", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("dpbench.launch.job._of_hydra", lambda composed: composed)
+    monkeypatch.setattr("dpbench.launch.job._train", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     of_command = Process.this() if here else replace(Process.this(), pid=1)
     with pytest.raises(KeyboardInterrupt) if raised else nullcontext():
         assert train_job(OmegaConf.create(), of_command) is None

@@ -27,9 +27,9 @@ from torch import nn
 
 import dpbench
 from dpbench.claims import Run
-from dpbench.cli.console import make_console
 from dpbench.cli.table import COLUMNS, Row, as_csv, print_table
 from dpbench.config import compose_jobs
+from dpbench.console import make_console
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.image_sources import IMAGES
 from dpbench.data.imagenet import ImageFolders

@@ -16,8 +16,8 @@ from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audit_hash, compose
 from dpbench.cli.command import run_command
-from dpbench.cli.console import make_console
 from dpbench.config import Job, config_hash, quoted, resolved
+from dpbench.console import make_console
 from dpbench.errors import UserError
 from dpbench.tracking.provenance import provenance
 from dpbench.tracking.record import jsonable, require_writable, write_atomically

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dpbench import __version__
-from dpbench.cli.console import make_console
-from dpbench.errors import UserError
+from dpbench.console import make_console
+from dpbench.errors import Terminated, UserError
 
 OK, BAD_INPUT = 0, 2
 # Of commands whose runs go on where they were stopped.
 GOES_ON = "interrupted; finished work is kept, and the same command goes on from there"
-
-
-class Terminated(KeyboardInterrupt):
-    """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
 
 
 def exit_code(interruption: KeyboardInterrupt) -> int:

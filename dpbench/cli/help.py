@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 import yaml
 
-from dpbench.config.files import conf_folder, options, require_readable
+from dpbench.config.files import conf_folder, options, purpose, require_readable
 
 WIDTH = 120
 INDENT = " " * 21
@@ -68,12 +67,6 @@ def _groups(roots: Sequence[Path]) -> dict[str, list[Path]]:
         for option in options(root):
             found.setdefault(option.parent.relative_to(root).as_posix(), {}).setdefault(option.stem, option)
     return {group: [named[name] for name in sorted(named)] for group, named in sorted(found.items())}
-
-
-def purpose(option: Path) -> str:
-    """The comment that a YAML file begins with, in one line, without directives to Hydra."""
-    lines = (line for line in option.read_text().splitlines() if not line.startswith("# @package"))
-    return " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("# "), lines))
 
 
 def _own_settings(group: str, option: Path) -> str:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.console import duration
 from dpbench.config import Job, RunConfig, config_hash
+from dpbench.console import duration
 from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run

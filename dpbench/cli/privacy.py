@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.command import OK, run_command
-from dpbench.cli.console import make_console
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
+from dpbench.console import make_console
 from dpbench.errors import UserError
 from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from dpbench.errors import visible
 from dpbench.spreadsheet import as_text
+from dpbench.tracking.proven import UNPROVEN, is_proven
 
 COLUMNS = (
     "run",
@@ -28,9 +28,6 @@ COLUMNS = (
     "status",
     "folder",
 )
-
-# Behind an eps that the noisy sums alone would spend, in a run that releases more.
-UNPROVEN = ", not proven"
 
 # Left out of the printed table where no run has a value.
 OPTIONAL = ("eps as published",)
@@ -74,11 +71,6 @@ class Row:
             self.status,
             self.folder,
         ]
-
-
-def is_proven(summary: Mapping[str, Any]) -> bool:
-    """Whether the eps of a summary is a guarantee; without noise it claims none."""
-    return bool(summary.get("private", True)) or not math.isfinite(float(summary.get("eps", math.inf)))
 
 
 def _text(value: Any, how: Any) -> str:

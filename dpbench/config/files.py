@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,12 @@ def options(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.glob("*/**/*.yaml")):
         if file.relative_to(folder).parts[0] != "paper":
             yield file
+
+
+def purpose(option: Path) -> str:
+    """The comment that a YAML file begins with, in one line, without directives to Hydra."""
+    lines = (line for line in option.read_text().splitlines() if not line.startswith("# @package"))
+    return " ".join(line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("# "), lines))
 
 
 def is_unreadable(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpbench.cli.command import OK, run_command
-from dpbench.cli.console import make_console
+from dpbench.console import make_console
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.sources import State
 from dpbench.errors import UserError, require

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpbench.cli.console import make_console
 from dpbench.config import conf_folder
+from dpbench.console import make_console
 from dpbench.errors import UserError
 from dpbench.methods import write
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dpbench.cli.help import purpose
 from dpbench.config import Job, compose_jobs, conf_folder
+from dpbench.config.files import purpose
 from dpbench.config.schema import register
 from dpbench.errors import UserError
 from dpbench.methods.entry import Entry, read_entry

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.claims import SECTIONS, Artefact
-from dpbench.cli.console import seconds_of
 from dpbench.config import conf_folder
+from dpbench.console import seconds_of
 from dpbench.errors import UserError, require
 
 HELP = f"""\

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpbench.cli.launcher import Launcher, LauncherError
-from dpbench.cli.rounds import carry_through
 from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted
 from dpbench.errors import UserError
+from dpbench.launch.execute import execute
+from dpbench.launch.launcher import Launcher, LauncherError
+from dpbench.launch.rounds import carry_through
 from dpbench.reproduction.queue import Work
 from dpbench.tracking import Status
 from dpbench.tracking.lock import is_held
-from dpbench.training.execute import execute
 from dpbench.training.execution import record_of
 
 ENDED = (Status.FINISHED, Status.DIVERGED)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.claims import Artefact, Kind
-from dpbench.cli.console import duration
+from dpbench.console import duration
 from dpbench.reproduction.plan import Entry, Planner
 from dpbench.reproduction.standing import State
 

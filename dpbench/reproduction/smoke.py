@@ -20,13 +20,13 @@ from dpbench.claims import Artefact, Cell, Kind
 from dpbench.config import Job, RunConfig, compose_each
 from dpbench.data import Dataset, ImageDataset, Prompts, Samples, Split, Splits, TextDataset, TokenSplit
 from dpbench.errors import UserError
+from dpbench.launch.execute import execute
 from dpbench.models.language import PretrainedText
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.hashes import settings
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking import Status
-from dpbench.training.execute import execute
 from dpbench.training.execution import record_of
 
 STEPS, BATCH = 2, 4

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dpbench.cli.command import OK, run_command
-from dpbench.cli.console import make_console
+from dpbench.console import make_console
 from dpbench.results.arguments import HELP, Arguments, parse
 
 WRONG = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dpbench.cli.console import duration, seconds_of
+from dpbench.console import duration, seconds_of
 from dpbench.errors import require
 from dpbench.results.arguments import Arguments
 from dpbench.results.integrity import NOT_BEGUN, problems_of

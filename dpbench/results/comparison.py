@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.table import UNPROVEN
 from dpbench.errors import UserError
 from dpbench.results.arguments import Arguments
 from dpbench.results.listing import NOTHING, is_unproven, warn
 from dpbench.results.selection import as_typed
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import SUMMARY, Index
+from dpbench.tracking.proven import UNPROVEN
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.status import Status
 

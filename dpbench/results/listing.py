@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.console import duration, make_console, print_whole
-from dpbench.cli.table import UNPROVEN, is_proven
+from dpbench.console import duration, make_console, print_whole
 from dpbench.errors import require
 from dpbench.results.arguments import Arguments
 from dpbench.results.selection import age, as_typed, column_of, values_of
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
+from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import DAMAGED, tell
 from dpbench.tracking.shapes import is_number
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dpbench.cli.console import seconds_of
+from dpbench.console import seconds_of
 from dpbench.errors import UserError, require
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, Index

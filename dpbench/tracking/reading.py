@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dpbench.cli.console import make_console
+from dpbench.console import make_console
 from dpbench.tracking import shapes
 from dpbench.tracking.lock import is_held, lock_of
 from dpbench.tracking.safe_yaml import parse_yaml

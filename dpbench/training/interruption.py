@@ -9,8 +9,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from dpbench.cli.command import Terminated
 from dpbench.config.schema import CheckpointTimes
+from dpbench.errors import Terminated
 
 # Checkpoints take at most this share of the time, however long one takes.
 LARGEST_SHARE = 0.02

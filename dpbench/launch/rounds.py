@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 
 from dpbench.config import Job
+from dpbench.launch.execute import fail
 from dpbench.tracking.lock import State, Watch
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
-from dpbench.training.execute import fail
 from dpbench.training.execution import record_of
 
 # Times that the process of a run may be killed until the run counts as failed. After the first of them it is begun

@@ -23,12 +23,12 @@ from hydra.types import HydraContext, RunMode
 from joblib import cpu_count, effective_n_jobs
 from omegaconf import DictConfig
 
-from dpbench.cli.job import train_job
 from dpbench.config import conf_folder
 from dpbench.config.messages import explain, no_such_setting, unknown_setting
 from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
 from dpbench.errors import require
+from dpbench.launch.job import train_job
 from dpbench.tracking.process import Process
 
 THREADS = "OMP_NUM_THREADS"

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from dpbench.cli.console import make_console
 from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.schema import register
+from dpbench.console import make_console
+from dpbench.launch.execute import execute
 from dpbench.tracking.lock import outlive
 from dpbench.tracking.process import Process
-from dpbench.training.execute import execute
 from dpbench.training.execution import record_of
 
 
