@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from dpbench.config.identity import BESIDE, NOT_IDENTITY, leave_out_absent
 from dpbench.config.own import own_stage
-from dpbench.config.schema import DELTA_RULE, SCHEMAS
+from dpbench.config.rules import delta_of, evaluated_every
+from dpbench.config.schema import SCHEMAS
 from dpbench.data.base import Suggested
 from dpbench.privacy.sampling import SCHEMES, steps_of
 from dpbench.tracking.shapes import NOT_FINITE
@@ -62,8 +64,10 @@ def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
     leave_out_absent(kept)
     dataset = kept["dataset"]
     kept["dataset"] = {key: value for key, value in dataset.items() if f"dataset.{key}" not in NOT_IDENTITY}
-    kept["delta"] = _delta(kept["delta"], dataset["train_size"])
-    kept["evaluation"] = _evaluate_every(kept, dataset["train_size"])
+    if math.isnan(delta := delta_of(kept["delta"], dataset["train_size"])):
+        raise ValueError(f"delta={kept['delta']}")
+    kept["delta"] = delta
+    kept["evaluation"] = _evaluated_every(kept, dataset["train_size"])
     return kept
 
 
@@ -76,22 +80,7 @@ def _read(value: Any) -> Any:
     return float(value) if value in NOT_FINITE else value
 
 
-def _delta(delta: Any, size: int) -> float:
-    """As `RunConfig.delta_value`."""
-    if not isinstance(delta, str):
-        return float(delta)
-    rule = DELTA_RULE.fullmatch(delta.replace(" ", ""))
-    if rule is None:
-        raise ValueError(f"delta={delta}")
-    return float(size ** -float(rule["power"] or 1))
-
-
-def _evaluate_every(settings: Mapping[str, Any], size: int) -> int:
-    """As `RunConfig.evaluate_every`."""
-    every, batch = settings["evaluation"], settings["batch_size"]
-    if every["every_steps"] is not None:
-        return int(every["every_steps"])
-    if every["every_epochs"] is not None:
-        steps = float(every["every_epochs"]) / (float(batch) / size)
-        return max(1, round(steps))
-    return steps_of(SCHEMES[settings["privacy"]["sampler"]], size, batch, settings["epochs"])
+def _evaluated_every(settings: Mapping[str, Any], size: int) -> int:
+    times, batch = settings["evaluation"], settings["batch_size"]
+    steps = steps_of(SCHEMES[settings["privacy"]["sampler"]], size, batch, settings["epochs"])
+    return int(evaluated_every(times["every_steps"], times["every_epochs"], float(batch) / size, steps))

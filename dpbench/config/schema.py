@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
 from dpbench.config import combinations
 from dpbench.config.privacy import Privacy
+from dpbench.config.rules import delta_of, evaluated_every
 from dpbench.data import Augmentation, AutoAugment, Dataset, ImageDataset, TableDataset, TextDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import require
@@ -23,7 +24,6 @@ from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
 from dpbench.training import schedules
 
-DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
 # Above this privacy loss distributions overflow, and nothing is promised anyway.
@@ -171,7 +171,7 @@ class RunConfig:
         bounded = self.eps <= LARGEST_EPS or self.eps == math.inf
         require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
         # Below, PLD may be less than eps by its floating point; above, it takes all memory, for a promise to nobody.
-        sensible = 1e-9 <= self._delta() <= 0.1
+        sensible = 1e-9 <= self.delta_value <= 0.1
         require(sensible, "delta", self.delta, "a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N")
         known = DEVICES.fullmatch(self.device) is not None
         require(known, "device", self.device, "auto, cpu, cuda or cuda:<index>")
@@ -208,16 +208,10 @@ class RunConfig:
         """What reaches the iterates beside what the ledger records, so that eps is not proven; None for nothing."""
         return combinations.uncertified(self)
 
-    def _delta(self) -> float:
-        if isinstance(self.delta, str):
-            rule = DELTA_RULE.fullmatch(self.delta.replace(" ", ""))
-            return self.dataset.train_size ** -float(rule["power"] or 1) if rule else math.nan
-        return float(self.delta) if isinstance(self.delta, (int, float)) else math.nan
-
     @property
     def delta_value(self) -> float:
         """Delta as a number."""
-        return self._delta()
+        return delta_of(self.delta, self.dataset.train_size)
 
     @property
     def sampling_rate(self) -> float:
@@ -232,11 +226,8 @@ class RunConfig:
     @property
     def evaluate_every(self) -> int:
         """Steps between evaluations; the last step is evaluated in any case."""
-        if self.evaluation.every_steps is not None:
-            return self.evaluation.every_steps
-        if self.evaluation.every_epochs is not None:
-            return max(1, round(self.evaluation.every_epochs / self.sampling_rate))
-        return self.steps
+        times = self.evaluation
+        return evaluated_every(times.every_steps, times.every_epochs, self.sampling_rate, self.steps)
 
     def release_plan(self) -> Plan:
         """The releases of the run, with the relative scales s_t as multipliers."""

@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpbench.claims.notation import Overrides
 from dpbench.config import compose_each, conf_folder
 from dpbench.config.identity import plain
+from dpbench.config.rules import evaluated_every
 from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.data import Dataset
 from dpbench.models import Model
@@ -95,10 +96,12 @@ def facts_of(overrides: Overrides) -> Facts:
     steps = math.ceil(float(overrides.get("epochs", dataset.suggested.epochs)) / rate)
     every_steps = overrides.get("evaluation.every_steps", "null")
     every_epochs = overrides.get("evaluation.every_epochs", "1")
-    if every_steps != "null":
-        every = int(every_steps)
-    else:
-        every = steps if every_epochs == "null" else max(1, round(float(every_epochs) / rate))
+    every = evaluated_every(
+        None if every_steps == "null" else int(every_steps),
+        None if every_epochs == "null" else float(every_epochs),
+        rate,
+        steps,
+    )
     copies = int(overrides.get("augmentation.copies", 1))
     return Facts(dataset, model, query, batch_size, steps, math.ceil(steps / every), copies)
 
