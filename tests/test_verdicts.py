@@ -13,7 +13,19 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import ttest_ind
 
-from dpbench.claims import PAPERS, Artefact, Cell, Evidence, Finding, Outcome, judge, load_all, load_artefact, score
+from dpbench.claims import (
+    PAPERS,
+    Artefact,
+    Cell,
+    Evidence,
+    Finding,
+    Lack,
+    Outcome,
+    judge,
+    load_all,
+    load_artefact,
+    score,
+)
 from dpbench.claims.computed import Computed, path_of, write_computed
 from dpbench.claims.schema import METRICS
 from dpbench.claims.scorecard import Scorecard
@@ -195,7 +207,7 @@ def test_too_few_seeds(world):
 
 def test_what_was_not_run_says_what_it_needs(world):
     finding = judge(world.artefact(), world.evidence)[0]
-    assert finding.outcome == Outcome.NOT_RUN
+    assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.WEIGHTS)
     assert finding.detail == "needs data digits; weights some-model; 3 runs; 6 to 12 GPU hours"
 
 
@@ -511,7 +523,7 @@ def test_a_search_is_judged_by_its_winner_at_the_first_seed(world):
 def test_a_search_needs_all_candidates(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
     finding = judge(world.artefact(change=search), world.evidence)[0]
-    assert finding.outcome == Outcome.NOT_RUN
+    assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.WEIGHTS)
     assert "4 runs" in finding.detail
 
 
@@ -527,7 +539,8 @@ def test_a_candidate_that_diverged_has_lost(world):
 def test_computed_numbers_come_from_their_own_file(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "disk" / "table_7.yaml")
     evidence = Evidence(tmp_path, digest)
-    assert judge(artefact, evidence)[0].detail == "not computed yet"
+    waiting = judge(artefact, evidence)[0]
+    assert (waiting.detail, waiting.lack) == ("not computed yet", Lack.COMPUTATION)
     numbers = {"data MNIST, delta here": 60000**-1.1, "data MNLI, delta here": 392702**-1.1}
     write_computed(path_of(tmp_path, "disk", "table_7"), Computed(numbers), {})
     found = {finding.claim: finding.outcome for finding in judge(artefact, evidence)}
@@ -539,7 +552,7 @@ def test_computed_numbers_come_from_their_own_file(tmp_path):
 def test_what_is_not_reproducible_is_one_finding_with_its_reason(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "adp" / "figure_5.yaml")
     (finding,) = judge(artefact, Evidence(tmp_path, digest))
-    assert finding.outcome == Outcome.NOT_RUN
+    assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.NOT_REPRODUCIBLE)
     assert finding.detail.startswith("not reproducible: a listing printed as a picture")
 
 
@@ -554,6 +567,7 @@ def test_words_are_not_judged(world):
 def test_the_scorecard_counts_every_claim_once(tmp_path):
     artefacts = load_all(conf_folder() / "paper")
     card = score(artefacts, Evidence(tmp_path, digest))
+    assert {finding.lack for finding in card.findings} == {*Lack, None}
     assert set(card.counts) == {Outcome.NOT_RUN, Outcome.NOT_JUDGED}
     assert sum(card.counts.values()) == len(card.findings) > 1000
     for part in (card.papers, card.artefacts):

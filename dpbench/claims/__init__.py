@@ -29,7 +29,7 @@ from dpbench.claims.load import load_all, load_artefact
 from dpbench.claims.needs import cost
 from dpbench.claims.schema import PAPERS, SECTIONS, Artefact, Cell, Claim, Kind
 from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine, judge, score
-from dpbench.claims.verdict import Finding, Outcome
+from dpbench.claims.verdict import Finding, Lack, Outcome
 
 __all__ = [
     "PAPERS",
@@ -42,6 +42,7 @@ __all__ = [
     "JudgedCell",
     "Judgement",
     "Kind",
+    "Lack",
     "Measured",
     "Outcome",
     "Run",

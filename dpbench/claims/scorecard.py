@@ -10,7 +10,7 @@ from functools import cached_property
 from dpbench.claims.evidence import Evidence, Measured
 from dpbench.claims.pairs import sources
 from dpbench.claims.schema import Artefact, Cell, Claim, Kind, Order, Trend, Words
-from dpbench.claims.verdict import Finding, Measure, Outcome, judge_order, judge_trend, judge_value, judge_words
+from dpbench.claims.verdict import Finding, Lack, Measure, Outcome, judge_order, judge_trend, judge_value, judge_words
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Judgement:
 def examine(artefact: Artefact, evidence: Evidence) -> Judgement:
     """What the records say about an artefact, cell by cell and claim by claim; each cell is looked up once."""
     if artefact.kind == Kind.NOT_REPRODUCIBLE:
-        whole = Finding(artefact.where, artefact.title, Outcome.NOT_RUN, f"not reproducible: {artefact.reason}")
+        detail = f"not reproducible: {artefact.reason}"
+        whole = Finding(artefact.where, artefact.title, Outcome.NOT_RUN, detail, lack=Lack.NOT_REPRODUCIBLE)
         return Judgement(tuple(JudgedCell(cell, (), None) for cell in artefact.cells), (), whole)
     known: dict[int, Measured] = {}
 

@@ -39,6 +39,16 @@ class Outcome(StrEnum):
     NOT_JUDGED = "not judged by numbers"
 
 
+class Lack(StrEnum):
+    """What a claim that was not run waits for."""
+
+    QUOTED = "the paper quotes the number from another publication"
+    NOT_REPRODUCIBLE = "not reproducible, as its page says why"
+    RUNS = "runs are missing"
+    WEIGHTS = "runs are missing, which need pretrained weights"
+    COMPUTATION = "not computed yet"
+
+
 @dataclass(frozen=True)
 class Finding:
     """The verdict on one claim.
@@ -50,6 +60,7 @@ class Finding:
         detail: the numbers behind it, or what is missing.
         otherwise: the verdict that the numbers alone would give, where the accounting differs.
         own: whether the claim is not the paper's, see `Order`.
+        lack: why it was not run; None for other outcomes.
     """
 
     artefact: str
@@ -58,6 +69,7 @@ class Finding:
     detail: str
     otherwise: Outcome | None = None
     own: bool = False
+    lack: Lack | None = None
 
 
 Measure = Callable[[Cell], Measured]
@@ -78,7 +90,8 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     if cell.derived is not None:
         claim += f" (not printed, by {cell.derived})"
     if cell.quoted is not None:
-        return Finding(artefact.where, claim, Outcome.NOT_RUN, f"quoted from {cell.quoted}; no run of the paper's")
+        detail = f"quoted from {cell.quoted}; no run of the paper's"
+        return Finding(artefact.where, claim, Outcome.NOT_RUN, detail, lack=Lack.QUOTED)
     parts = [(part, measure(part)) for part in sources(artefact, cell)]
     obstacle = _obstacle(artefact, claim, parts)
     if obstacle is not None:
@@ -305,9 +318,11 @@ def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding 
         detail = ", ".join(told[:3]) + (f" and {len(told) - 3} more" if len(told) > 3 else "")
         return Finding(artefact.where, claim, Outcome.FAILED, detail)
     if unstarted:
-        computed = all(cell.metric == "computed" for cell in unstarted)
-        detail = "not computed yet" if computed else f"needs {cost(unstarted).in_words()}"
-        return Finding(artefact.where, claim, Outcome.NOT_RUN, detail)
+        if all(cell.metric == "computed" for cell in unstarted):
+            return Finding(artefact.where, claim, Outcome.NOT_RUN, "not computed yet", lack=Lack.COMPUTATION)
+        needed = cost(unstarted)
+        lack = Lack.WEIGHTS if needed.weights else Lack.RUNS
+        return Finding(artefact.where, claim, Outcome.NOT_RUN, f"needs {needed.in_words()}", lack=lack)
     cell, one = short[0]
     detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_amount(one.mean, cell)}"
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from dpbench.claims import Finding, Kind, Outcome, Scorecard
+from dpbench.claims import Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.report.grid import Grid
 from dpbench.report.layout import SECTIONS, title_of
@@ -82,7 +82,7 @@ def _is_stamp(text: object) -> bool:
 
 
 def _reasons(card: Scorecard) -> Iterator[str]:
-    waiting = Counter(_reason(finding) for finding in card.findings if finding.outcome == Outcome.NOT_RUN)
+    waiting = Counter(finding.lack for finding in card.findings if finding.lack is not None)
     if not waiting:
         return
     yield "## Why claims have not been run"
@@ -91,17 +91,6 @@ def _reasons(card: Scorecard) -> Iterator[str]:
     yield "|---|---:|"
     yield from (f"| {reason} | {count} |" for reason, count in waiting.most_common())
     yield ""
-
-
-def _reason(finding: Finding) -> str:
-    detail = finding.detail
-    if detail.startswith("quoted"):
-        return "the paper quotes the number from another publication"
-    if detail.startswith("not reproducible"):
-        return "not reproducible, as its page says why"
-    if detail.startswith("needs"):
-        return "runs are missing, which need pretrained weights" if "weights" in detail else "runs are missing"
-    return detail
 
 
 def _papers(card: Scorecard) -> Iterator[str]:

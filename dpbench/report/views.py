@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from dpbench.claims import Cell, Finding, Kind, Outcome, Scorecard, cost
+from dpbench.claims import Cell, Finding, Kind, Lack, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.inline_svg import inline_svg
@@ -78,17 +78,18 @@ class PaperView:
                 if entry.cell.runs and entry.value is None and not view.whole:
                     waiting.append(entry.cell)
             for finding in view.grid.findings:
-                if finding.outcome == Outcome.NOT_RUN:
+                if finding.lack is not None:
                     counted[_reason(finding)] += 1
-        named = {"runs": f"waiting for runs: {cost(waiting).in_words()}"}
+        named: dict[str, str] = {Lack.RUNS: f"waiting for runs: {cost(waiting).in_words()}"}
         return tuple((named.get(reason, reason), count) for reason, count in counted.items())
 
 
 def _reason(finding: Finding) -> str:
-    if finding.detail.startswith("needs "):
-        return "runs"
-    if finding.detail.startswith("quoted from"):
-        return "quoted from another publication; the paper ran nothing there"
+    match finding.lack:
+        case Lack.RUNS | Lack.WEIGHTS:
+            return Lack.RUNS
+        case Lack.QUOTED:
+            return "quoted from another publication; the paper ran nothing there"
     return finding.detail
 
 
