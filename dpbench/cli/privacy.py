@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,10 @@ from dpbench.privacy.plan import Repeat
 from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import budget
+from dpbench.training.calibrating import calibrating
+
+# A number of a run.
+Find = Callable[[RunConfig], float]
 
 USAGE = """\
 python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G] [-cd FOLDER] [-m]
@@ -83,16 +87,24 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
     )
     searched = any(map(_is_searched, private))
     what = "eps spent" if given else "noise multiplier"
-    table = _table(f"{what} by one run, no search" if searched else what, columns)
-    for scheme in SCHEMES.values():
-        for accountant in scheme.accountants:
-            account = partial(_account, sampler=scheme.name, accountant=accountant)
-            _add_row(table, f"{scheme.name}, {accountant}", account, private, console)
+    spent = _table(f"{what} by one run, no search" if searched else what, columns)
+    rows: dict[str, Find] = {
+        f"{scheme.name}, {accountant}": partial(_account, sampler=scheme.name, accountant=accountant)
+        for scheme in SCHEMES.values()
+        for accountant in scheme.accountants
+    }
+    tuned = {} if given else _tuning(private, grid)
+    tasks = [partial(find, job.config) for find in (*rows.values(), *tuned.values()) for job in private]
+    with calibrating([] if given else tasks, console, f"the noise of {len(tasks)} accounts"):
+        pass
     if given:
-        _add_row(table, "poisson, central limit (not a bound)", _clt, private, console)
-    console.print(table)
-    if not given:
-        _print_tuning(private, columns, grid, console)
+        rows["poisson, central limit (not a bound)"] = _clt
+    _print_rows(spent, rows, private, console)
+    if tuned:
+        console.print(
+            f"\nTuning over {grid} candidates within the same eps and delta, each trained with its own noise:"
+        )
+        _print_rows(_table("noise multiplier of each training", columns), tuned, private, console)
     for job, name in zip(private, columns, strict=True):
         found = budget(job.config)
         plan = job.config.release_plan().scaled(found.noise_multiplier)
@@ -109,13 +121,15 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
         console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
 
 
-def _add_row(table: Table, name: str, find: Callable[[RunConfig], float], jobs: list[Job], console: Console) -> None:
-    """A row of numbers; noise that changes in every step takes minutes, so a terminal shows which one is made."""
-    with console.status(name):
-        table.add_row(name, *_cells(find, jobs))
+def _print_rows(table: Table, rows: Mapping[str, Find], jobs: list[Job], console: Console) -> None:
+    """Noise that changes in every step takes minutes, so a terminal shows which row is made."""
+    for name, find in rows.items():
+        with console.status(name):
+            table.add_row(name, *_cells(find, jobs))
+    console.print(table)
 
 
-def _cells(find: Callable[[RunConfig], float], jobs: list[Job]) -> list[str]:
+def _cells(find: Find, jobs: list[Job]) -> list[str]:
     """A number for each job; a dash where the combination is refused, or the number is beyond floating point."""
     cells = []
     for job in jobs:
@@ -163,10 +177,9 @@ def _clt(config: RunConfig) -> float:
     return gaussian_eps(mu, config.delta_value)
 
 
-def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Console) -> None:
-    console.print(f"\nTuning over {grid} candidates within the same eps and delta, each trained with its own noise:")
-    table = _table("noise multiplier of each training", columns)
-    rows: dict[str, Callable[[RunConfig], float]] = {
+def _tuning(jobs: list[Job], grid: int) -> dict[str, Find]:
+    """What finds the multiplier of each training, by ways to choose among candidates."""
+    return {
         "no tuning": partial(_composed, grid=1),
         f"all {grid} results published": partial(_composed, grid=grid),
         **({"random search (privacy.search_runs)": _searched} if any(map(_is_searched, jobs)) else {}),
@@ -178,9 +191,6 @@ def _print_tuning(jobs: list[Job], columns: list[str], grid: int, console: Conso
         ),
         f"Poisson number (Papernot-Steinke), {2 * grid} expected": partial(_selected, runs=PoissonRuns(2 * grid)),
     }
-    for name, find in rows.items():
-        _add_row(table, name, find, jobs, console)
-    console.print(table)
 
 
 def _composed(config: RunConfig, grid: int) -> float:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from multiprocessing.context import ForkProcess
+from multiprocessing.sharedctypes import Synchronized
 
 from rich.console import Console
 
 from dpbench.config.schema import RunConfig
 from dpbench.garbage import uncollected
 from dpbench.training.budget import Budget, budget, is_known
+from dpbench.training.distributed import current_team
 
 
 def budgets(configs: Sequence[RunConfig], console: Console) -> list[Budget]:
@@ -29,34 +32,48 @@ def budgets(configs: Sequence[RunConfig], console: Console) -> list[Budget]:
         UserError: of the first run that can't be calibrated.
     """
     unknown = [config for config in configs if not is_known(config)]
-    with uncollected(), contextlib.ExitStack() as stack:
-        if unknown:
-            workers = _begin(unknown) if _can_fork() else []
-            stack.callback(_end, workers)
-            stack.enter_context(console.status(f"calibrating the noise of {_runs(len(unknown))}"))
-            if workers:
+    what = "a run" if len(unknown) == 1 else f"{len(unknown)} runs"
+    with uncollected():
+        with calibrating([partial(budget, config) for config in unknown], console, f"the noise of {what}"):
+            if unknown:
                 _import_compiler()
-            for worker in workers:
-                worker.join()
         return [budget(config) for config in configs]
 
 
-def _runs(number: int) -> str:
-    return "a run" if number == 1 else f"{number} runs"
+@contextmanager
+def calibrating(tasks: Sequence[Callable[[], object]], console: Console, what: str) -> Iterator[None]:
+    """Meanwhile calibrations are made in as many processes as there are cores, which leave them in the cache.
+
+    Where no copies of this process can be had none is made: whoever needs one makes it then.
+
+    Args:
+        tasks: calibrations; what they raise is met again by whoever needs them.
+        console: says so, on a terminal.
+        what: is calibrated.
+    """
+    with ExitStack() as stack:
+        workers = _begin(tasks) if tasks and _can_fork() else []
+        stack.callback(_end, workers)
+        if tasks:
+            stack.enter_context(console.status(f"calibrating {what}"))
+        yield
+        for worker in workers:
+            worker.join()
 
 
 def _can_fork() -> bool:
     """Whether copies of this process can do the work: a new one imports for as long as most calibrations take.
 
-    A thread may hold a lock that the copy would wait for without end.
+    A thread, of this process or of its connections to others, may hold a lock that the copy would wait for without end.
     """
-    return sys.platform == "linux" and threading.active_count() == 1
+    return sys.platform == "linux" and threading.active_count() == 1 and current_team().size == 1
 
 
-def _begin(unknown: Sequence[RunConfig]) -> list[ForkProcess]:
-    processes = min(len(os.sched_getaffinity(0)), len(unknown))
+def _begin(tasks: Sequence[Callable[[], object]]) -> list[ForkProcess]:
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_calibrate, args=(unknown[k::processes],)) for k in range(processes)]
+    number = context.Value("i", 0)
+    processes = min(len(os.sched_getaffinity(0)), len(tasks))
+    workers = [context.Process(target=_carry_out, args=(tasks, number)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     return workers
@@ -68,13 +85,22 @@ def _end(workers: Sequence[ForkProcess]) -> None:
         worker.join()
 
 
-def _calibrate(configs: Sequence[RunConfig]) -> None:
-    """Leave the multipliers in the cache; what goes wrong, or is not kept, the command meets again."""
+def _carry_out(tasks: Sequence[Callable[[], object]], number: Synchronized[int]) -> None:
+    """Carry out one task after the other that no process has begun.
+
+    Args:
+        tasks: of all processes.
+        number: of tasks begun.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for config in configs:
-        with contextlib.suppress(Exception):
-            budget(config)
+    while True:
+        with number.get_lock():
+            own, number.value = number.value, number.value + 1
+        if own >= len(tasks):
+            return
+        with suppress(Exception):
+            tasks[own]()
 
 
 def _import_compiler() -> None:
