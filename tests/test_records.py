@@ -1,5 +1,6 @@
 """The record of a run: what a finished one holds, what is left of one that did not finish, and the options."""
 
+import json
 import os
 import re
 import subprocess
@@ -15,6 +16,8 @@ import torch
 import yaml
 from cli import CONF, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, snapshot, status
 from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dpbench.config import Job, compose_jobs, config_hash, resolved
 from dpbench.config.schema import SCHEMAS
@@ -22,7 +25,7 @@ from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 from dpbench.step import PrivateStep
 from dpbench.tracking import provenance
-from dpbench.tracking.record import RunRecord, write_atomically
+from dpbench.tracking.record import RunRecord, as_json, write_atomically
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
 RATE = 64 / 1437
@@ -46,6 +49,23 @@ def test_a_finished_record_holds_six_files_and_says_so(finished):
     assert {path.name for path in finished.iterdir()} == FILES
     assert read(finished, "status.json") == {"status": "finished"}
     assert finished.name == "3"
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text() | st.text(alphabet='[]{},: \n"\\a')
+CONTENT = st.recursive(
+    PLAIN | TEXTS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=30
+)
+
+
+@given(st.dictionaries(TEXTS, CONTENT, max_size=5))
+def test_json_files_hold_what_they_were_given(content):
+    assert json.loads(as_json(content)) == content
+
+
+def test_a_list_of_plain_values_has_a_line_of_its_own():
+    content = {"releases": [{"noise_multipliers": [1.5, 2.5], "times": 2}, {"times": 0}], "none": []}
+    assert as_json(content).splitlines()[3] == '      "noise_multipliers": [1.5, 2.5],'
 
 
 def test_there_is_a_line_of_metrics_for_each_evaluation(finished):

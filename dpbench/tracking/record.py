@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from dpbench.tracking.status import Status
 # The weights of the last evaluation, where a run keeps them.
 MODEL = "model.safetensors"
 
+PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
+
 
 def jsonable(value: Any) -> Any:
     """Plain values with infinities and NaN as strings, which JSON has no numbers for."""
@@ -33,6 +36,13 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def as_json(content: Any) -> str:
+    """A JSON file to be read by people: indented, but for lists of plain values, which have a line each."""
+    text = json.dumps(jsonable(content), indent=2)
+    # No text holds a line break, which JSON writes as an escape.
+    return PLAIN_LIST.sub(lambda found: "[" + BREAK.sub(" ", found["items"]) + "]", text) + "\n"
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -218,7 +228,7 @@ class RunRecord:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""
-        self.write_bytes(name, (json.dumps(jsonable(content), indent=2) + "\n").encode())
+        self.write_bytes(name, as_json(content).encode())
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file, whatever it holds."""
