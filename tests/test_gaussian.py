@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpbench.privacy.gaussian import SecureGaussian, SeededGaussian
+from dpbench.privacy.gaussian import BLOCK, SecureGaussian, SeededGaussian
 
 COUNT = 200_000
 
@@ -40,6 +40,15 @@ def test_seeded_noise_in_single_precision_goes_on_where_a_single_draw_ends():
     end = (48 * math.log(2)) ** 0.5
     assert out.abs().max() > 1.01 * end
     assert stats.kstest(out.double().numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 1000, BLOCK + 5, 2 * BLOCK - 1, 2 * BLOCK, 3 * BLOCK + 17])
+def test_seeded_noise_is_that_of_two_whole_draws(count):
+    generator, whole = (torch.Generator().manual_seed(1) for _ in range(2))
+    one, other = (torch.empty(count).normal_(generator=whole) for _ in range(2))
+    found = SeededGaussian(generator).fill(torch.empty(count))
+    assert torch.equal(found, (one + other) * 0.5**0.5)
+    assert torch.equal(generator.get_state(), whole.get_state())
 
 
 def test_two_secure_sources_share_no_numbers():

@@ -14,6 +14,9 @@ from dpbench.privacy.key_stream import UNIT, KeyStream
 # Independent standard normals that make one number of noise, whose sum over sqrt(4) is standard normal again.
 SUMMANDS = 4
 
+# Numbers drawn at once, and up to twice as many last: 16 and more at a time torch makes as it would all together.
+BLOCK = 2**16
+
 
 class GaussianSource:
     """Draws standard normal noise."""
@@ -40,7 +43,12 @@ class SeededGaussian(GaussianSource):
         out.normal_(generator=self.generator)
         if out.dtype == torch.float64:
             return out
-        return out.add_(torch.empty_like(out).normal_(generator=self.generator)).mul_(math.sqrt(0.5))
+        vector, on_cpu = out.view(-1), out.device.type == "cpu"
+        # In cache, and without a second vector of this size; a GPU would have that many kernels one after the other.
+        starts = range(BLOCK, len(vector) - BLOCK + 1, BLOCK) if on_cpu else ()
+        for part in vector.tensor_split(tuple(starts)):
+            part.add_(torch.empty_like(part).normal_(generator=self.generator)).mul_(math.sqrt(0.5))
+        return out
 
 
 class SecureGaussian(GaussianSource):
