@@ -94,7 +94,8 @@ def _carry_out(tasks: Sequence[Callable[[], object]], number: Synchronized[int])
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
+    command = os.getppid()
+    while os.getppid() == command:  # else it was killed
         with number.get_lock():
             own, number.value = number.value, number.value + 1
         if own >= len(tasks):
