@@ -69,7 +69,7 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     known = [str(k) for k in node if k not in ("hydra", "name", "_target_")] if isinstance(node, DictConfig) else []
-    close = _meant(name, known)
+    close = most_like(name, known)
     group = parent.replace(".", "/")
     choice = composed.hydra.runtime.choices.get(group)
     here = f"{group}={choice}" if choice else parent or "a run"
@@ -83,12 +83,12 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
 def _set_by_a_file(key: str, schema: str) -> UserError:
     if schema != RunConfig.__name__:
         return UserError(f"{key}: a YAML file sets it, but {schema} has no such setting")
-    close = _meant(key, [field.name for field in dataclasses.fields(RunConfig)])
+    close = most_like(key, [field.name for field in dataclasses.fields(RunConfig)])
     hint = f"; did you mean {close}?" if close else ""
     return UserError(f"{key}: a YAML file sets it, but a run has no such setting{hint}")
 
 
-def _meant(name: str, known: Sequence[str]) -> str | None:
+def most_like(name: str, known: Sequence[str]) -> str | None:
     """What is most like a name among those that are known: one that it begins with, such as eps of epsilon, first."""
     begun = [one for one in known if len(one) > 2 and name.lower().startswith(one)]
     close = difflib.get_close_matches(name.lower(), known, 1)
@@ -107,7 +107,7 @@ def _no_such_option(text: str) -> UserError:
         return UserError(_first_line(text))
     listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
     options = [line.strip() for line in listed["options"].splitlines()] if listed else []
-    close = _meant(match["option"], options)
+    close = most_like(match["option"], options)
     hint = f"; did you mean {close}?" if close else ""
     return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=match["option"])
 

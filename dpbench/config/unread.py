@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.config.files import conf_folder, options
+from dpbench.config.messages import most_like
 from dpbench.errors import UserError
 
 READ = re.compile(r"\$\{[^}]*\balgo\.(\w+)")
@@ -47,8 +47,8 @@ def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Se
             raise UserError(f"algo/{chosen}.yaml lacks the line # @package _global_ at its beginning")
         known = _read_by_any([conf_folder(), *folders])
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean algo.{close[0]}?" if close else f"; an option would, by ${{{field}}}"
+            close = most_like(name, sorted(known))
+            hint = f"; did you mean algo.{close}?" if close else f"; an option would, by ${{{field}}}"
             raise UserError(f"algo/{chosen}.yaml sets it, but nothing reads it{hint}", field=field, value=value)
 
 
