@@ -38,6 +38,8 @@ BAD_INPUT = [
     ("algo=disk algo.kapa=0.5", "algo.kapa=0.5", "algo.kappa"),
     ("algo.kapa=0.5", "algo.kapa=0.5", "no such setting"),
     ("lr=0.1", "lr=0.1", "did you mean optim.lr?"),
+    ("lr=0.1 nosuch=1", "lr=0.1", "did you mean optim.lr?"),
+    ("lr=0.1 eps=-1", "lr=0.1", "did you mean optim.lr?"),
     ("noise_multiplier=1", "noise_multiplier=1", "did you mean privacy.noise_multiplier?"),
     ("algo=disk kappa=0.5", "kappa=0.5", "did you mean algo.kappa?"),
     ("epsilon=1", "epsilon=1", "did you mean eps?"),

@@ -269,8 +269,8 @@ def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:
     except Exception as error:
         bad = unknown_setting(error, overrides)
         if bad is not None:
-            rest = [line for line in overrides if line != bad]
-            raise no_such_setting(bad, _compose(rest, compose_line.config_dirs)) from error
+            options = [line for line in overrides if _group(line) in GROUPS]  # other settings may be wrong, too
+            raise no_such_setting(bad, _compose(options, compose_line.config_dirs)) from error
         if is_unreadable(error):
             require_readable(compose_line.config_dirs)
         raise explain(error, overrides) from error
