@@ -6,6 +6,7 @@ from gradient_checks import WEIGHTS, assert_exact, cross_entropy, func_gradients
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients, uses
+from dpbench.gradients.joined import SameInput, SideBySide
 from dpbench.gradients.summands import Factored, Held
 from dpbench.gradients.uses import Lookup, Outer, Patches, Squares
 from dpbench.query import Point
@@ -71,9 +72,55 @@ def test_norms_that_leave_iterates_apart_are_noticed(kind, monkeypatch):
             self._squares = [before + own]
 
         monkeypatch.setattr(Held, "add", add_apart)
+        monkeypatch.setattr(Held, "rows", lambda self: None)
     assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}), points=(1,), checked=False)
     with pytest.raises(AssertionError):
         assert_exact(MECHANISMS["linear"][0](), x, strategies=frozenset({kind}), points=(2,), checked=False)
+
+
+class Gated(nn.Module):
+    """Two layers that read one input, and small parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.value, self.gate = nn.LayerNorm(5), nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.value(x) * self.gate(x)
+
+
+def first_only(self, *, precise=False):
+    """Squared norms of the first layer in place of all."""
+    return self._layers[0].squares(precise=precise)
+
+
+def squares_of_first_half(self, *, precise=False):
+    half = self._rows[:, : self._rows.shape[1] // 2]
+    return Squares(half.square().sum(1), torch.zeros(()))
+
+
+def turned_around(self, factors, onto):
+    total = (factors @ self._rows).flip(0)
+    for target, part in zip(onto, total.split(self._sizes), strict=True):
+        target.add_(part.view_as(target))
+
+
+@pytest.mark.parametrize(
+    ("joined", "method", "wrong"),
+    [
+        (SameInput, "squares", first_only),
+        (SideBySide, "squares", squares_of_first_half),
+        (SideBySide, "add_weighted_sum", turned_around),
+    ],
+)
+def test_what_goes_wrong_together_is_noticed(joined, method, wrong, monkeypatch):
+    x = torch.randn(4, 3, 5)
+    model, gram = read_out(Gated(), example=x), frozenset({"gram"})
+    assert_exact(model, x, strategies=gram)
+    monkeypatch.setattr(joined, method, wrong)
+    with pytest.raises(AssertionError):
+        assert_exact(model, x, strategies=gram, points=(1,), books=None, checked=False)
 
 
 def test_norm_of_a_mixture_is_no_mixture_of_norms():

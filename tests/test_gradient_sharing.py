@@ -74,6 +74,54 @@ def test_linear_called_twice_by_every_kind_of_strategy(kind):
     assert_exact(model, x, strategies=frozenset({kind}))
 
 
+class Readers(nn.Module):
+    """Layers that read one input, whole or in part, and their outputs side by side."""
+
+    def __init__(self, *layers, parts=None):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.parts = parts or [lambda x: x] * len(layers)
+
+    def forward(self, x):
+        return torch.cat([layer(part(x)).flatten(1) for layer, part in zip(self.layers, self.parts, strict=True)], 1)
+
+
+READERS = {
+    "queries, keys and values": (lambda: (nn.Linear(5, 4), nn.Linear(5, 4, bias=False), nn.Linear(5, 7)), None),
+    "one stored transposed": (lambda: (nn.Linear(5, 4), Conv1D(4, 5)), None),
+    "the first tokens, all, and a view of them": (
+        lambda: (nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(5, 4)),
+        [lambda x: x[:, :2], lambda x: x, lambda x: x.flatten(1).view(-1, 3, 5)],
+    ),
+    "all, and in another order": (
+        lambda: (nn.Linear(5, 4), nn.Linear(5, 4)),
+        [lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+@pytest.mark.parametrize("name", READERS)
+def test_layers_that_read_one_input(name, kind):
+    layers, parts = READERS[name]
+    x = torch.randn(4, 3, 5)
+    # Another layer comes first, so that what they read differs between iterates.
+    model = read_out(nn.Linear(5, 5), nn.Tanh(), Readers(*layers(), parts=parts), nn.Tanh(), example=x)
+    assert_exact(model, x, strategies=frozenset({kind}))
+
+
+def test_layers_that_read_one_token():
+    x = torch.randn(4, 5)
+    assert_exact(read_out(Readers(nn.Linear(5, 4), nn.Linear(5, 3)), nn.Tanh(), example=x), x)
+
+
+def test_layers_that_read_one_input_in_groups_of_their_own():
+    x = torch.randn(4, 3, 5)
+    model = read_out(Readers(nn.Linear(5, 4), nn.Linear(5, 4)), nn.Tanh(), example=x)
+    groups = [("0.layers.0.",), ("0.layers.1.",), ("3.",)]
+    assert_exact(model, x, strategies=frozenset({"gram"}), per_layer=groups)
+
+
 @SHAPES
 @given(
     seeds,

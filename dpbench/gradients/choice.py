@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from dataclasses import astuple
@@ -56,7 +57,8 @@ class Chooser:
             term: the first of them.
             points: how many there will be.
         """
-        key = _key(use, term, points)
+        output = term.output is not None
+        key = _key(use, term.a.shape[1:], term.b.shape[1:], term.b.dtype, output, points)
         if key in self.choices:
             return self.choices[key]
         candidates = self._candidates(use, term, points)
@@ -124,11 +126,12 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _key(use: Use, term: Term, points: int) -> str:
-    """Everything that the time per sample depends on, as text."""
+@functools.cache
+def _key(use: Use, a: torch.Size, b: torch.Size, dtype: torch.dtype, output: bool, points: int) -> str:
+    """Everything that the time per sample depends on, as text; shapes are those of a sample."""
     settings = [type(use).__name__, *map(repr, astuple(use))]
-    shapes = [repr(tuple(term.a.shape[1:])), repr(tuple(term.b.shape[1:])), str(term.b.dtype).removeprefix("torch.")]
-    if term.output is not None:
+    shapes = [repr(tuple(a)), repr(tuple(b)), str(dtype).removeprefix("torch.")]
+    if output:
         shapes.append("output")
     return " ".join([*settings, *shapes, f"points={points}"]).replace("'", "")
 

@@ -56,6 +56,9 @@ class FlatParameters:
     @contextmanager
     def at(self, iterate: Tensor) -> Iterator[None]:
         """Let the model compute with another vector of shape (d,); afterwards θ is back, bit for bit."""
+        if iterate is self.vector:
+            yield
+            return
         self._attach(iterate)
         try:
             yield

@@ -71,7 +71,10 @@ class Held(Summand):
         self._squares: list[Tensor] = []
 
     def add(self, term: Term, use: Use) -> None:
-        """Add a term, whose rows may be overwritten; with the last one, norms are taken while a chunk is in cache."""
+        """Add a term, whose rows may be overwritten.
+
+        With the last one, norms are taken while a chunk is in cache; not of few numbers (joined.py).
+        """
         first = not self._chunks
         self._missing -= 1
         self._squares = []
@@ -81,14 +84,20 @@ class Held(Summand):
                 self._chunks.append(rows)
             else:
                 rows = tuple(have.add_(new) for have, new in zip(self._chunks[i], rows, strict=True))
-            if self._missing <= 0:
-                self._squares.append(_row_squares(rows))
+            if self._missing <= 0 and not few(rows):
+                self._squares.append(row_squares(rows))
+
+    def rows(self) -> tuple[Tensor, ...] | None:
+        """G_i for each parameter, shape (B, numbers in it), where there are few of them; else None."""
+        return self._chunks[0] if len(self._chunks) == 1 and few(self._chunks[0]) else None
 
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖² of the sums as they are."""
         if precise:
-            return _of_rows([_row_squares(rows, torch.float64) for rows in self._chunks])
-        return _of_rows(self._squares or [_row_squares(rows) for rows in self._chunks])
+            return of_rows([row_squares(rows, torch.float64) for rows in self._chunks])
+        if len(self._squares) == len(self._chunks):
+            return of_rows(self._squares)
+        return of_rows([row_squares(rows) for rows in self._chunks])
 
     def keep(self, samples: Tensor) -> None:
         """Let the others be zero."""
@@ -122,6 +131,11 @@ class Factored(Summand):
         self.terms: list[Term] = []
         self._strategy = strategy
 
+    @property
+    def by_tokens(self) -> bool:
+        """Whether norms come from Gram matrices of a linear layer's tokens."""
+        return self._strategy.kind == "gram" and isinstance(self.use, Outer) and self.terms[0].a.shape[1] > 1
+
     def add(self, term: Term, use: Use) -> None:
         """Add a term."""
         self.terms.append(term if self._strategy.kind == "gram" else term._replace(output=None))
@@ -138,7 +152,7 @@ class Factored(Summand):
             for term in terms[1:]:
                 more = self.use.rows(term.samples(part), self._strategy)
                 rows = tuple(have.add_(new) for have, new in zip(rows, more, strict=True))
-            squares.append(_row_squares(rows))
+            squares.append(row_squares(rows))
         # What is left of parts that cancel is right, up to where weighted sums, taken in another order, would be wrong.
         reach = torch.stack([self.use.reach(term) for term in terms]).sum(0)
         return Squares(torch.cat(squares), reach * (1.0 if precise else SEVERELY / CANCELLING))
@@ -240,12 +254,18 @@ def chunks(batch: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, batch, size)]
 
 
-def _of_rows(squares: Sequence[Tensor]) -> Squares:
+def few(rows: Sequence[Tensor]) -> bool:
+    """Whether going through rows costs less than the calls that do it."""
+    return sum(t.numel() for t in rows) <= (2**22 if rows[0].is_cuda else 2**16)
+
+
+def of_rows(squares: Sequence[Tensor]) -> Squares:
     """Of chunks whose G_i were made: nothing that cancels is left to be added."""
     return Squares(torch.cat(list(squares)), squares[0].new_zeros(()))
 
 
-def _row_squares(rows: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> Tensor:
+def row_squares(rows: tuple[Tensor, ...], dtype: torch.dtype | None = None) -> Tensor:
+    """‖G_i‖² of rows for each parameter, shape (B,)."""
     squares = torch.zeros((), device=rows[0].device)
     for t in rows:
         norms: Tensor = torch.linalg.vector_norm(t, dim=1, dtype=dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.joined import joined
 from dpbench.gradients.summands import CANCELLING, LEAST, SEVERELY, Summand
 
 
@@ -37,7 +38,7 @@ class Tape:
         """
         self.losses = losses
         self._flat = flat
-        self._summands = summands
+        self._summands = joined(summands, groups)
         self._groups = groups
         self._seeds = seeds
         self._norms: Tensor | None = None

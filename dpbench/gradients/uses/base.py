@@ -33,6 +33,8 @@ class Term(NamedTuple):
 
     def samples(self, which: slice) -> Term:
         """The term of some of the samples."""
+        if which.start == 0 and which.stop >= len(self.b):
+            return self
         output = None if self.output is None else self.output[which]
         return Term(self.a[which], self.b[which], self.extra, output)
 
@@ -227,17 +229,20 @@ class SquaresSoFar:
         return Squares(self.whole, self.parts.masked_fill(lost(self.whole, self._reach), torch.inf))
 
 
-def token_squares(a: Sequence[Tensor], b: Sequence[Tensor]) -> Squares:
-    """‖Σ_j B_jᵀ A_j‖² = Σ_jl ⟨A_j A_lᵀ, B_j B_lᵀ⟩ of each sample.
+def token_squares(a: Sequence[Tensor], *of_layers: Sequence[Tensor]) -> Squares:
+    """Σ_l ‖Σ_j B_ljᵀ A_j‖² = Σ_jk ⟨A_j A_kᵀ, Σ_l B_lj B_lkᵀ⟩ of each sample, over layers l that read the same A_j.
 
     Args:
         a: for each j shape (B, T_j, d).
-        b: for each j shape (B, T_j, p).
+        of_layers: for each l and j shape (B, T_j, p_l).
     """
-    found = SquaresSoFar(a[0], max(a[0].shape[2], b[0].shape[2]))
+    found = SquaresSoFar(a[0], max(a[0].shape[2], sum(b[0].shape[2] for b in of_layers)))
     for part in pieces(len(a[0]), 2 * a[0].shape[1] ** 2, a[0].device):
         for j, k in pairs(len(a)):
             gram_a = torch.bmm(a[j][part], a[k][part].transpose(1, 2))
-            gram_b = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
+            first, *others = of_layers
+            gram_b = torch.bmm(first[j][part], first[k][part].transpose(1, 2))
+            for b in others:
+                gram_b.baddbmm_(b[j][part], b[k][part].transpose(1, 2))
             found.add(part, gram_a, gram_b, j, k)
     return found.squares()
