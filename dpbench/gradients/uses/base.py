@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -172,7 +172,7 @@ def pairs(count: int) -> list[tuple[int, int]]:
 
 def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
     """Slices of a batch whose temporaries, of so many numbers per sample, stay in cache or small on a GPU."""
-    most = 2**26 if device.type == "cuda" else 2**17
+    most = 2**26 if device.type == "cuda" else 2**18
     size = max(1, most // numbers)
     return [slice(start, start + size) for start in range(0, batch, size)]
 
@@ -190,43 +190,40 @@ def lost(squares: Tensor, reach: Tensor) -> Tensor:
     return reach * scale > squares.clamp(min=SMALLEST_SQUARE) / scale
 
 
-class SquaresSoFar:
-    """Adds up ‖Σ_jt G_ijt‖² over terms j and tokens t from the inner products of all pairs of parts."""
+# Of one pair of terms j <= k: the two factors of the inner products of all pairs of their tokens, each (n, T_j, T_k),
+# which may be overwritten, and whether j = k.
+Grams = tuple[Tensor, Tensor, bool]
 
-    def __init__(self, like: Tensor, width: int) -> None:
-        """Nothing so far.
 
-        Args:
-            like: shape (B, ...).
-            width: most products that an inner product adds up.
-        """
-        self.whole = like.new_zeros(len(like))
-        self.parts = like.new_zeros(len(like))
-        self._reach = like.new_zeros(len(like))
-        self._width = width
+def squares_of_grams(samples: Sequence[slice], width: int, grams: Callable[[slice], Iterable[Grams]]) -> Squares:
+    """‖Σ_jt G_ijt‖² over terms j and tokens t from the inner products of all pairs of parts.
 
-    def add(self, samples: slice, x: Tensor, y: Tensor, j: int, k: int) -> None:
-        """Add what the tokens of the terms j and k, j <= k, have in common.
+    Args:
+        samples: pieces of a batch.
+        width: most products that an inner product adds up.
+        grams: makes the factors of a piece, for all pairs of terms.
+    """
+    found = [_piece_squares(grams(piece), width) for piece in samples]
+    whole, parts, reach = found[0] if len(found) == 1 else (torch.cat(of) for of in zip(*found, strict=True))
+    return Squares(whole, parts.masked_fill(lost(whole, reach), torch.inf))
 
-        Args:
-            samples: which.
-            x: a factor of the inner products of all pairs of tokens, shape (n, T, T'); it is overwritten.
-            y: the other factor.
-            j: of a term.
-            k: of another one, or of the same.
-        """
-        if j == k:
+
+def _piece_squares(grams: Iterable[Grams], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Squared norms, those of the parts, and what `lost` asks for, of some samples."""
+    whole, parts, reach = [], [], []
+    for x, y, same in grams:
+        if same:
+            of_x, of_y = (t.diagonal(dim1=1, dim2=2) for t in (x, y))
+            parts.append((of_x * of_y).sum(1))
             # No entry of a Gram matrix is more than its trace, and all together no more than its size times that.
-            traces = sum(t.diagonal(dim1=1, dim2=2).sum(1) for t in (x, y))
-            self._reach[samples].add_(traces, alpha=self._width * x.shape[1])
-        products = x.mul_(y)
-        self.whole[samples].add_(products.flatten(1).sum(1), alpha=1 if j == k else 2)
-        if j == k:
-            self.parts[samples].add_(products.diagonal(dim1=1, dim2=2).sum(1))
+            reach.append((of_x.sum(1) + of_y.sum(1)).mul_(width * x.shape[1]))
+        products = x.mul_(y).flatten(1).sum(1)
+        whole.append(products if same else products.mul_(2))
+    return _total(whole), _total(parts), _total(reach)
 
-    def squares(self) -> Squares:
-        """What was added; with parts that are infinite where too much of it may have underflowed."""
-        return Squares(self.whole, self.parts.masked_fill(lost(self.whole, self._reach), torch.inf))
+
+def _total(found: Sequence[Tensor]) -> Tensor:
+    return found[0] if len(found) == 1 else torch.stack(list(found)).sum(0)
 
 
 def token_squares(a: Sequence[Tensor], *of_layers: Sequence[Tensor]) -> Squares:
@@ -236,13 +233,14 @@ def token_squares(a: Sequence[Tensor], *of_layers: Sequence[Tensor]) -> Squares:
         a: for each j shape (B, T_j, d).
         of_layers: for each l and j shape (B, T_j, p_l).
     """
-    found = SquaresSoFar(a[0], max(a[0].shape[2], sum(b[0].shape[2] for b in of_layers)))
-    for part in pieces(len(a[0]), 2 * a[0].shape[1] ** 2, a[0].device):
+    first, *others = of_layers
+
+    def grams(piece: slice) -> Iterator[Grams]:
         for j, k in pairs(len(a)):
-            gram_a = torch.bmm(a[j][part], a[k][part].transpose(1, 2))
-            first, *others = of_layers
-            gram_b = torch.bmm(first[j][part], first[k][part].transpose(1, 2))
+            gram_b = torch.bmm(first[j][piece], first[k][piece].transpose(1, 2))
             for b in others:
-                gram_b.baddbmm_(b[j][part], b[k][part].transpose(1, 2))
-            found.add(part, gram_a, gram_b, j, k)
-    return found.squares()
+                gram_b.baddbmm_(b[j][piece], b[k][piece].transpose(1, 2))
+            yield torch.bmm(a[j][piece], a[k][piece].transpose(1, 2)), gram_b, j == k
+
+    width = max(a[0].shape[2], sum(b[0].shape[2] for b in of_layers))
+    return squares_of_grams(pieces(len(a[0]), 2 * a[0].shape[1] ** 2, a[0].device), width, grams)

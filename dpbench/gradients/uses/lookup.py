@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Squares, SquaresSoFar, Strategy, Term, Use, full, pairs, pieces, scaled
+from dpbench.gradients.uses.base import (
+    Grams,
+    Squares,
+    Strategy,
+    Term,
+    Use,
+    full,
+    pairs,
+    pieces,
+    scaled,
+    squares_of_grams,
+)
 from dpbench.gradients.uses.outer import Outer
 from dpbench.gradients.weights import with_offsets
 
@@ -37,13 +48,14 @@ class Lookup(Use):
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """Σ_jl Σ_ts [id_jt = id_ls] ⟨b_jt, b_ls⟩."""
         b = [full(t.b) for t in terms]
-        found = SquaresSoFar(b[0], b[0].shape[2])
-        for part in pieces(len(b[0]), 2 * b[0].shape[1] ** 2, b[0].device):
+
+        def grams(piece: slice) -> Iterator[Grams]:
             for j, k in pairs(len(terms)):
-                same = terms[j].a[part].unsqueeze(2) == terms[k].a[part].unsqueeze(1)
-                gram = torch.bmm(b[j][part], b[k][part].transpose(1, 2))
-                found.add(part, gram, same, j, k)
-        return found.squares()
+                same = terms[j].a[piece].unsqueeze(2) == terms[k].a[piece].unsqueeze(1)
+                yield torch.bmm(b[j][piece], b[k][piece].transpose(1, 2)), same, j == k
+
+        samples = pieces(len(b[0]), 2 * b[0].shape[1] ** 2, b[0].device)
+        return squares_of_grams(samples, b[0].shape[2], grams)
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:

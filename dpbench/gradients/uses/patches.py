@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,8 +13,8 @@ from torch.nn.grad import conv2d_weight
 from typing_extensions import override
 
 from dpbench.gradients.uses.base import (
+    Grams,
     Squares,
-    SquaresSoFar,
     Strategy,
     Term,
     Use,
@@ -22,6 +22,7 @@ from dpbench.gradients.uses.base import (
     pairs,
     pieces,
     scaled,
+    squares_of_grams,
     token_squares,
 )
 
@@ -160,14 +161,16 @@ class Patches(Use):
                 a = F.pad(full(term.a[:, view]), (0, pw)).flatten(2)
                 b = F.pad(full(term.b[:, view]), (0, width - out_w)).flatten(2)[:, :, :length]
                 planes.append((a, b))
-        found = SquaresSoFar(planes[0][0], max(a.shape[1] * kh * kw + b.shape[1] for a, b in planes))
-        for part in pieces(len(planes[0][0]), area**2, planes[0][0].device):
+
+        def grams(piece: slice) -> Iterator[Grams]:
             for j, k in pairs(len(planes)):
                 (a_j, b_j), (a_k, b_k) = planes[j], planes[k]
-                gram = torch.bmm(a_j[part].transpose(1, 2), a_k[part])
+                gram = torch.bmm(a_j[piece].transpose(1, 2), a_k[piece])
                 gram = _diagonal_sum(_diagonal_sum(gram, columns, area), rows, length)
-                found.add(part, gram, torch.bmm(b_j[part].transpose(1, 2), b_k[part]), j, k)
-        return found.squares()
+                yield gram, torch.bmm(b_j[piece].transpose(1, 2), b_k[piece]), j == k
+
+        width = max(a.shape[1] * kh * kw + b.shape[1] for a, b in planes)
+        return squares_of_grams(pieces(len(planes[0][0]), area**2, planes[0][0].device), width, grams)
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
