@@ -1,5 +1,8 @@
 """Every strategy of the engine, views, groups of parameters and changes in place."""
 
+from fractions import Fraction
+from types import SimpleNamespace
+
 import pytest
 import torch
 from gradient_checks import (
@@ -17,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.choice import Chooser
+from dpbench.gradients.uses import Outer, Strategy, Term
 from dpbench.gradients.way import Books
 from dpbench.gradients.weights import Weights
 from dpbench.models.layers import StdConv2d, WSConv2d
@@ -341,3 +345,24 @@ def test_timing_leaves_what_it_times_as_it_was(points, monkeypatch, tmp_path):
     factors = torch.rand(1, 5).double()
     torch.testing.assert_close(first.norms(), second.norms(), rtol=1e-12, atol=0)
     torch.testing.assert_close(first.weighted_sum(factors), second.weighted_sum(factors), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("samples", "fastest"), [(20, "few"), (32, "few"), (200, "many"), (300, "many")])
+def test_strategies_are_timed_on_as_many_samples_as_there_are(samples, fastest, monkeypatch, tmp_path):
+    """What takes least for a few samples, where calls count for most, need not do so for a micro-batch."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    clock = Fraction(0)
+    seconds = {"few": lambda n: 1 + n, "many": lambda n: 40 + Fraction(n, 20)}
+
+    class Timed(Outer):
+        def strategies(self, term, points):
+            return {Strategy("gram", name): 1e6 for name in seconds}
+
+        def gram_squares(self, terms, strategy):
+            nonlocal clock
+            clock += seconds[strategy.method](len(terms[0].b))
+            return super().gram_squares(terms, strategy)
+
+    monkeypatch.setattr("dpbench.gradients.choice.time", SimpleNamespace(perf_counter=lambda: clock))
+    term = Term(torch.randn(samples, 2, 3), torch.randn(samples, 2, 4))
+    assert Chooser().choose(Timed(((4, 3),)), term, 1) == Strategy("gram", fastest)

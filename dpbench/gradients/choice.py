@@ -18,8 +18,9 @@ from dpbench.stage import State
 WORTH_TIMING = 2e6
 # So few samples tell little.
 FEW = 8
-# Samples that a timing uses, and how often it is repeated.
-TIMED_SAMPLES = 32
+# Samples of a first timing, which rules most strategies out; of a second one, in which the calls themselves cost no
+# larger share than they will; and rounds of each.
+FIRST_SAMPLES, MOST_SAMPLES = 32, 256
 TIMED_ROUNDS = 6
 # Strategies with so many times the multiplications of the cheapest are not timed, and those that take so much longer
 # than the fastest not again.
@@ -82,16 +83,20 @@ class Chooser:
         return {s: c for s, c in cost.items() if small or s.kind != "hold"} or cost
 
     def _fastest(self, key: str, use: Use, term: Term, points: int, candidates: list[Strategy]) -> Strategy:
-        where = [_device_name(term.b.device), torch.__version__, key, [astuple(strategy) for strategy in candidates]]
+        samples = min(MOST_SAMPLES, 2 ** (len(term.b).bit_length() - 1))
+        timed = [astuple(strategy) for strategy in candidates]
+        where = [_device_name(term.b.device), torch.__version__, key, samples, timed]
         known = cache.read("strategies", where)
         if isinstance(known, list) and len(known) == 3 and Strategy(*known) in candidates:
             return Strategy(*known)
-        timed = self._time(use, term, points, candidates)
-        cache.write("strategies", where, astuple(timed))
-        return timed
+        if samples > FIRST_SAMPLES:
+            candidates = self._fast(use, term.samples(slice(0, FIRST_SAMPLES)), points, candidates)
+        fastest = self._fast(use, term.samples(slice(0, samples)), points, candidates)[0]
+        cache.write("strategies", where, astuple(fastest))
+        return fastest
 
-    def _time(self, use: Use, term: Term, points: int, candidates: list[Strategy]) -> Strategy:
-        some = term.samples(slice(0, TIMED_SAMPLES))
+    def _fast(self, use: Use, some: Term, points: int, candidates: list[Strategy]) -> list[Strategy]:
+        """Those whose time for some samples is not hopeless, the fastest one first."""
         factors = torch.ones(len(some.b), device=some.b.device, dtype=torch.float32).to(_sum_dtype(some))
         onto = [factors.new_zeros(shape) for shape in use.shapes]
         best: dict[Strategy, float] = {}
@@ -114,7 +119,8 @@ class Chooser:
             for strategy in candidates:
                 if best[strategy] <= HOPELESS * min(best.values()):
                     best[strategy] = min(best[strategy], seconds(strategy))
-        return min(best, key=lambda s: best[s])
+        fastest = min(best.values())
+        return sorted((s for s in best if best[s] <= HOPELESS * fastest), key=lambda s: best[s])
 
 
 def _sum_dtype(term: Term) -> torch.dtype:
