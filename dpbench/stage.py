@@ -47,6 +47,11 @@ class Stage:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
+def is_own(kind: type) -> bool:
+    """Whether a class is one's own, from outside the package."""
+    return kind.__module__.partition(".")[0] != __package__.partition(".")[0]
+
+
 def forgotten(stage: Stage, fresh: Stage) -> list[str]:
     """Attributes that a stage has changed while it ran, and that a run which goes on would not find: it gives no state.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable
 from functools import partial
 from typing import Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpbench.clip import Clip
+from dpbench.errors import UserError
 from dpbench.filters import Filter
 from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
@@ -19,6 +21,7 @@ from dpbench.privacy.plan import Release
 from dpbench.query import Query
 from dpbench.stage import State
 from dpbench.threshold import Threshold
+from dpbench.threshold.base import LARGEST, SMALLEST
 from dpbench.update import Moved, tell, update
 
 # What a configuration has for a private step, by name.
@@ -108,7 +111,7 @@ class PrivateStep:
         Returns:
             The per-sample losses, shape (B,), which are not private.
         """
-        threshold = self.threshold.value(self.steps)
+        threshold = self._threshold()
         found = yield self.request(batch, threshold)
         if found.remainder is not None:
             self.clip.feed_back(found.total, found.remainder, threshold, self.expected_batch)
@@ -127,6 +130,17 @@ class PrivateStep:
         factors = partial(self.clip.factors, threshold=threshold)
         apart, feeds_back = self.query.clipped_apart, self.clip.feeds_back
         return Request(self.gradients, points, batch, factors, apart=apart, remainder=feeds_back)
+
+    def _threshold(self) -> float:
+        """C_t, for which float32 factors keep the clip's promise and noise can be made."""
+        threshold = self.threshold.value(self.steps)
+        if not SMALLEST <= threshold <= LARGEST:
+            message = f"expected thresholds from {SMALLEST:g} to {LARGEST:g}, not {threshold:g} at step {self.steps}"
+            raise UserError(message, field="threshold", value=type(self.threshold).__name__)
+        if self.noise_multiplier > 0 and not 0 < (sensitivity := self.sensitivity(threshold)) < math.inf:
+            message = f"expected a finite sensitivity > 0, not {sensitivity:g} at step {self.steps}"
+            raise UserError(message, field="clip", value=type(self.clip).__name__)
+        return threshold
 
     def sensitivity(self, threshold: float) -> float:
         """Δ_t: largest change of the clipped sum when one sample is added or removed."""

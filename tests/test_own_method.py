@@ -103,10 +103,10 @@ def test_the_hash_tells_module_and_name_and_leaves_built_in_ones_as_they_were(tm
     assert resolved(composed(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
 
 
-def write_option(conf: Path, name: str, schema: str, extra: str = "") -> None:
-    (conf / "filter").mkdir(exist_ok=True)
-    text = f"defaults:\n  - /schema/filter@_here_: {schema}\n  - _self_\n{extra}\n"
-    (conf / "filter" / f"{name}.yaml").write_text(text)
+def write_option(conf: Path, name: str, schema: str, extra: str = "", group: str = "filter") -> None:
+    (conf / group).mkdir(exist_ok=True)
+    text = f"defaults:\n  - /schema/{group}@_here_: {schema}\n  - _self_\n{extra}\n"
+    (conf / group / f"{name}.yaml").write_text(text)
 
 
 BAD_CLASSES = """
@@ -204,6 +204,138 @@ def test_a_slip_in_the_file_of_an_algorithm_is_one_line(tmp_path, case):
     (tmp_path / "algo/mine.yaml").write_text(content)
     outcome = run(tmp_path / "results", "-cd", str(tmp_path), "algo=mine")
     assert (outcome.code, outcome.error()) == (2, expected)
+
+
+def test_what_a_file_sets_of_the_run_goes_before_the_defaults_and_what_is_typed_before_both(tmp_path):
+    (tmp_path / "algo").mkdir()
+    settings = (
+        "eps: 3\ndelta: 1e-6\nseed: 7\ndevice: cpu\nbatch_size: 99\nepochs: 2\nkeep_model: true\n"
+        "evaluation:\n  every_steps: 5\ncheckpoint:\n  every_steps: 6\noptim:\n  lr: 0.125\n"
+    )
+    (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}{settings}algo:\n  name: mine\n")
+    found = composed(tmp_path, "algo=mine", "seed=8", "evaluation.every_steps=4")
+    assert (found.eps, found.delta, found.seed, found.device) == (3, 1e-6, 8, "cpu")
+    assert (found.batch_size, found.epochs, found.keep_model, found.optim.lr) == (99, 2, True, 0.125)
+    assert (found.evaluation.every_steps, found.checkpoint.every_steps) == (4, 6)
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/few.yaml").write_text(f"{PACKAGE}defaults:\n  - digits\n  - _self_\nbatch_size: 50\n")
+    assert composed(tmp_path, "dataset=few").batch_size == 50
+    assert composed(tmp_path, "dataset=few", "algo=mine").batch_size == 99
+
+
+PROMISES = """\
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dpbench.clip import Clip
+from dpbench.noise import Noise
+from dpbench.query import OnePoint
+from dpbench.threshold import Threshold
+
+
+@dataclass
+class Bounded(Clip):
+    promised: float = 1.0
+    factor: float = 1.0
+    flat: bool = False
+
+    def _factors(self, norms, bound):
+        factors = self.factor * (bound / norms.clamp(min=1e-15)).clamp(max=1.0)
+        return factors[0] if self.flat else factors
+
+    def sensitivity(self, threshold):
+        return self.promised * threshold
+
+
+@dataclass
+class OfEachGroup(Bounded):
+    def factors(self, norms, threshold):
+        return self._factors(norms, threshold)
+
+
+@dataclass
+class Weighted(OnePoint):
+    weight: float = 1.0
+
+    @property
+    def sensitivity(self):
+        return self.weight
+
+
+@dataclass
+class Scaled(Noise):
+    wrong: str = "1.0"
+
+    def scale(self, step):
+        return eval(self.wrong)
+
+
+@dataclass
+class Falling(Threshold):
+    last: float = 1.0
+
+    def value(self, step):
+        return self.last if step == 3 else 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "typed", "expected"),
+    [
+        ("clip", "Bounded", "clip.factor=1", None),
+        ("clip", "Bounded", "clip.factor=0.5", None),
+        ("clip", "Bounded", "clip.promised=0", "not 0 at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=-1", "not -0.001 at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=inf", "not inf at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=nan", "not nan at threshold 0.001"),
+        (
+            "clip",
+            "Bounded",
+            "clip.factor=1.01",
+            "a gradient of norm 0.001 with norm 0.00101 at threshold 0.001, more than its sensitivity of 0.001",
+        ),
+        ("clip", "Bounded", "clip.factor=nan", "norm 0 with norm nan at threshold 0.001, more than"),
+        ("clip", "Bounded", "clip.flat=true", "expected factors of the norms' shape (1, 16), not (16,)"),
+        ("clip", "OfEachGroup", "clip.factor=0.7", None),
+        ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
+        ("query", "Weighted", "query.weight=2", None),
+        ("query", "Weighted", "query.weight=0", "not 0"),
+        ("noise", "Scaled", "noise.wrong=1.0", None),
+        ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
+        ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
+        ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
+        ("noise", "Scaled", "noise.wrong=None", "not a NoneType at step 0"),
+        ("noise", "Scaled", "noise.wrong='1/(step-4)'", "not -0.25 at step 0"),
+        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 46: ZeroDivisionError"),
+    ],
+)
+def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", f"promises.{name}", group=group)
+    line = ["-cd", str(tmp_path), f"{group}=own", typed, "plan=true"]
+    outcome = run(tmp_path / "results", *line, settings=FAST)
+    if expected is None:
+        assert (outcome.code, outcome.err) == (0, "")
+    else:
+        assert outcome.code == 2
+        assert expected in outcome.error()
+        without_noise = run(tmp_path / "results", *line, "eps=inf", settings=FAST)
+        assert without_noise.code == (2 if "shape" in expected else 0)
+
+
+@pytest.mark.parametrize("last", ["0", "-1", "nan", "inf", "1e-16", "1e16"])
+def test_a_threshold_that_no_noise_can_be_made_for_stops_the_run(tmp_path, last):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", "promises.Falling", group="threshold")
+    outcome = run(
+        tmp_path / "results", "-cd", str(tmp_path), "threshold=own", f"threshold.last={last}", "epochs=1", settings=FAST
+    )
+    assert outcome.code == 1
+    (record,) = records(tmp_path / "results")
+    assert f"expected thresholds from 1e-15 to 1e+15, not {float(last):g} at step 3" in outcome.err
+    assert status(record) == "failed"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.errors import UserError
+from dpbench.stage import is_own
 
 # Where Hydra looks for them; conf/config.yaml has it too, for what a launcher composes.
 SEARCHED = "python://"
@@ -104,7 +105,7 @@ def place(error: Exception, kinds: Iterable[type]) -> str:
         error: raised.
         kinds: the classes of a run.
     """
-    own = {kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] != __package__.partition(".")[0]}
+    own = {kind.__module__ for kind in kinds if is_own(kind)}
     files = {getattr(sys.modules.get(module), "__file__", None) for module in own}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""

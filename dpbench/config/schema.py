@@ -13,7 +13,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
-from dpbench.config import combinations
+from dpbench.config import combinations, promises
 from dpbench.config.privacy import Privacy
 from dpbench.config.rules import delta_of, evaluated_every
 from dpbench.data import Augmentation, AutoAugment, Dataset, ImageDataset, TableDataset, TextDataset
@@ -202,6 +202,7 @@ class RunConfig:
         course = Course(self.steps, self.batch_size, rate, self._epoch(self.privacy.scheme))
         self.noise.prepare(course)
         self.threshold.prepare(course)
+        promises.check(self)
 
     @property
     def uncertified(self) -> str | None:

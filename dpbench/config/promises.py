@@ -1,0 +1,80 @@
+"""What the account of a run takes for granted of stages, tried on those from outside the package.
+
+Stages of the package are tested; one of one's own may be wrong, and would then train under an eps that does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dpbench.clip import Clip
+from dpbench.errors import UserError
+from dpbench.noise import Noise
+from dpbench.stage import is_own
+
+if TYPE_CHECKING:
+    from dpbench.config.schema import RunConfig
+
+THRESHOLDS = (1e-3, 1.0, 1e3)
+NORMS = (0.0, 1e-9, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.999, 1.0, 1.001, 2.0, 10.0, 100.0, 1e3, 1e4, 1e9)
+# Of products in float32.
+ROUNDING = 1e-4
+
+
+def check(config: RunConfig) -> None:
+    """Raise `UserError` if a stage of one's own does not keep what eps rests on; reads no data."""
+    if is_own(type(config.clip)):
+        _factors(config.clip, torch.tensor([NORMS]), 1.0)
+    if config.eps == math.inf:
+        return
+    if is_own(type(config.query)):
+        _sensitivity("query", config.query, config.query.sensitivity, "")
+    if is_own(type(config.clip)):
+        for threshold in THRESHOLDS:
+            _bound(config.clip, threshold)
+    if is_own(type(config.noise)):
+        for step in range(config.steps):
+            _scale(config.noise, config.noise.scale(step), step)
+
+
+def _sensitivity(group: str, stage: object, promised: float, where: str) -> None:
+    if not 0 < promised < math.inf:
+        message = f"expected a finite sensitivity > 0, for noise is made in proportion to it, not {promised:g}{where}"
+        raise UserError(message, field=group, value=type(stage).__name__)
+
+
+def _bound(clip: Clip, threshold: float) -> None:
+    """Try norms of one group of parameters, and all pairs of them for two groups."""
+    promised = clip.sensitivity(threshold)
+    _sensitivity("clip", clip, promised, f" at threshold {threshold:g}")
+    one = torch.tensor([NORMS])
+    for norms in (one, torch.cartesian_prod(one[0], one[0]).T.contiguous()):
+        clipped = torch.linalg.vector_norm(_factors(clip, norms, threshold).double() * norms, dim=0)
+        broken = ~(clipped <= promised * (1 + ROUNDING))
+        if broken.any():
+            first = int(broken.nonzero()[0])
+            message = (
+                f"it leaves a gradient of norm {float(norms[:, first].norm()):g} with norm {float(clipped[first]):g} "
+                f"at threshold {threshold:g}, more than its sensitivity of {promised:g}, on which eps rests"
+            )
+            raise UserError(message, field="clip", value=type(clip).__name__)
+
+
+def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
+    factors = deepcopy(clip).factors(norms, threshold)
+    if factors.shape != norms.shape:
+        message = f"expected factors of the norms' shape {tuple(norms.shape)}, not {tuple(factors.shape)}"
+        raise UserError(message, field="clip", value=type(clip).__name__)
+    return factors
+
+
+def _scale(noise: Noise, scale: object, step: int) -> None:
+    if not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
+        told = f"{scale:g}" if isinstance(scale, (int, float)) else f"a {type(scale).__name__}"
+        message = f"expected a finite scale > 0 at every step, not {told} at step {step}"
+        raise UserError(message, field="noise", value=type(noise).__name__)
