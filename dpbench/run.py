@@ -85,7 +85,7 @@ def _main(typed: list[str]) -> int:
     def launcher(*settings: str) -> Launcher:
         return Launcher([*hydras, where, *settings], _folders(options))
 
-    if options.multirun and hydras:
+    if hydras:
         launcher()  # refuses what is wrong with it before any run begins
     if jobs[0].config.plan:
         print_plan(jobs, console)
@@ -126,7 +126,8 @@ def _refuse_launcher(overrides: list[str]) -> None:
 def _refuse_change_of_folder(overrides: list[str]) -> None:
     """The command and its jobs would mean different folders by the same relative names."""
     for line in overrides:
-        if line.lstrip("+").lower() == "hydra.job.chdir=true":
+        key, _, value = line.lstrip("+").partition("=")
+        if key == "hydra.job.chdir" and value.lower() not in ("false", "null"):
             raise UserError(f"{line}: runs stay in the folder where the command was typed; leave it out")
 
 

@@ -312,6 +312,21 @@ def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):
     assert 7 < summary["eps"] <= 8
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("defaults:\n  - digits\n  - _self_\nbatch_size: 50\n", "dataset/mine.yaml lacks the line # @package _global_"),
+        ("name: mine\n", "optim.lr: it takes its value from dataset.suggested.lr.sgd, which nothing sets; set one"),
+    ],
+)
+def test_a_slip_in_the_file_of_a_data_set_is_one_line(tmp_path, content, says):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset/mine.yaml").write_text(content)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "dataset=mine")
+    assert outcome.code == 2
+    assert outcome.error().startswith(says)
+
+
 def test_texts_to_continue_become_tokens_of_both_and_prompts(tmp_path, monkeypatch):
     monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
     write_lines(tmp_path, TOLD)

@@ -176,6 +176,8 @@ def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf,
 
 
 PACKAGE = "# @package _global_\n"
+NAMED = "algo:\n  name: mine\n"
+UNNAMED = "algo/mine.yaml sets no algo.name, under which its runs are recorded"
 SLIPS = {
     "a name that nothing reads": (
         PACKAGE + "algo:\n  name: mine\n  kapa: 0.3\n",
@@ -193,6 +195,38 @@ SLIPS = {
     "no group": (
         PACKAGE + "algo:\n  name: mine\nfiltr:\n  kappa: 1\n",
         "filtr: a YAML file sets it, but a run has no such setting; did you mean filter?",
+    ),
+    "no number": (PACKAGE + "optim:\n  lr: fast\n" + NAMED, "optim.lr=fast: expected a number"),
+    "null for a number": (PACKAGE + "optim:\n  lr: null\n" + NAMED, "optim.lr=null: expected a number"),
+    "null for a setting of the run": (PACKAGE + "eps: null\n" + NAMED, "eps=null: expected a number"),
+    "an option as a setting": (
+        PACKAGE + NAMED + "filter: momentum\n",
+        "algo/mine.yaml: filter=momentum is chosen in its defaults, by the line - override /filter: momentum",
+    ),
+    "an option that does not override": (
+        PACKAGE + "defaults:\n  - filter: momentum\n  - _self_\n" + NAMED,
+        "algo/mine.yaml: filter=momentum is chosen in its defaults, by the line - override /filter: momentum",
+    ),
+    "a group that is not there": (
+        PACKAGE + "defaults:\n  - override /filtr: momentum\n  - _self_\n" + NAMED,
+        "algo/mine.yaml: there is no group filtr to override; did you mean filter?",
+    ),
+    "comments alone": ("# A method of mine.\n", UNNAMED),
+    "nothing": ("", UNNAMED),
+    "a word": ("mine\n", UNNAMED),
+    "no name": (PACKAGE + "eps: 3\n", UNNAMED),
+    "a list": ("- 1\n- 2\n", "algo/mine.yaml: expected lines such as key: value, not [1, 2]"),
+    "itself": (
+        PACKAGE + "defaults:\n  - mine\n" + NAMED,
+        "a YAML file has itself among its defaults; to change an option, name it there and set the rest",
+    ),
+    "a value to be given": (
+        PACKAGE + "defaults:\n  - override /filter: exponential\n  - _self_\n" + NAMED + "  kappa: ???\n",
+        "algo.kappa=???: expected a value",
+    ),
+    "a reference to nothing": (
+        PACKAGE + "optim:\n  lr: ${algo.lr}\n" + NAMED,
+        "optim.lr: it takes its value from algo.lr, which nothing sets; set one of the two",
     ),
 }
 

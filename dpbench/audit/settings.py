@@ -83,7 +83,9 @@ def _settings(lines: Sequence[str]) -> AuditSettings:
         return cast(AuditSettings, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         said = explain(error)
-        raise UserError(said.message, field=f"{PREFIX}{said.field}", value=said.value) from error
+        raise UserError(
+            said.message, field=None if said.field is None else PREFIX + said.field, value=said.value
+        ) from error
 
 
 def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:

@@ -167,8 +167,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
                 continue
             if override.is_add() or override.is_force_add():
                 raise UserError(f"{override.input_line}: settings can't be added, only set; leave out the plus sign")
-            if override.key_or_group in GROUPS and isinstance(override.value(), list):
-                raise UserError(f"{override.input_line}: expected the name of one of its options, not a list")
+            if override.key_or_group in GROUPS and isinstance(override.value(), (list, dict)):
+                raise UserError(f"{override.input_line}: expected the name of one of its options")
             if override.is_delete():
                 raise UserError(f"{override.input_line}: settings can't be removed, only set")
         # The launcher reads hydra.* settings; they are no part of a run.
@@ -208,6 +208,8 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
     parser = OverridesParser.create(ConfigLoaderImpl(config_search_path=search_path))
     parsed = []
     for line in overrides:
+        if line.startswith("="):
+            raise UserError(f"{line}: expected key=value")
         try:
             parsed += parser.parse_overrides([line])
         except HydraException as error:
@@ -237,8 +239,9 @@ class _Composer:
         """What Hydra composes of these overrides, and the chosen option of each group."""
         options = tuple(sorted((line for line in overrides if _group(line) in GROUPS), key=_group))
         if options not in self._of_choices:
-            self._of_choices[options] = self._whole(options)
-            self._unread[options] = unread(self._of_choices[options][0])
+            composed, choices = self._whole(options)
+            self._unread[options] = unread(composed, choices["algo"])
+            self._of_choices[options] = composed, choices
         shared, choices = self._of_choices[options]
         refuse_unread(self._unread[options], overrides, self.config_dirs, choices["algo"])
         composed = deepcopy(shared)

@@ -15,8 +15,12 @@ from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.errors import UserError
 
 GROUPS = {*SCHEMAS, "algo"}
-NUMBERS = {field.name for field in dataclasses.fields(RunConfig) if field.type in ("int", "float")}
-KINDS = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false", "bool": "true or false"}
+OF_A_RUN = {field.name for field in dataclasses.fields(RunConfig)}
+NUMBER, WHOLE, FLAG = "a number", "a whole number", "true or false"
+KINDS = {"Float": NUMBER, "float": NUMBER, "Integer": WHOLE, "int": WHOLE, "Boolean": FLAG, "bool": FLAG}
+
+# How errors begin that come of a file.
+IN_FILE = re.compile(r"In '(?P<option>\w+(/\w+)+)': (\w+ raised while composing config:\n)?")
 
 # What belongs where OmegaConf's errors begin so.
 SHAPES = {
@@ -37,22 +41,92 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
         return error
     if isinstance(error, MissingConfigException):
         return _no_such_option(str(error))
+    if isinstance(error, RecursionError):
+        return UserError(
+            "a YAML file has itself among its defaults; to change an option, name it there and set the rest"
+        )
     cause: BaseException = error
     while cause.__cause__ is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__
     text = str(cause)
+    option = None
+    if match := IN_FILE.match(text):
+        option, text = match["option"], text[match.end() :]
+    for sentence in (_wrong_choice, _wrong_file, _wrong_reference, _no_value, _wrong_type, _wrong_shape):
+        if (said := sentence(text, overrides, option)) is not None:
+            return said
+    return UserError(f"{option}.yaml: {_first_line(text)}" if option else _first_line(text))
+
+
+def _wrong_choice(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
+    """Something else where the name of an option belongs."""
     if "Config group override must be a string" in text:
         typed = (line for line in overrides if line.partition("=")[0] in GROUPS and _is_no_name(line.partition("=")[2]))
         return UserError(f"{', '.join(typed)}: expected the name of one of its options")
+    if match := re.match(r"Could not override '(?P<group>[^'@]+)'\. No match in the defaults list", text):
+        close = most_like(match["group"], sorted(GROUPS))
+        hint = f"; did you mean {close}?" if close else ""
+        return UserError(f"{option}.yaml: there is no group {match['group']} to override{hint}")
+    if match := re.match(r"Merge error: \w+ is not a subclass of (?P<stage>\w+)\. value: (?P<value>.*)", text):
+        group = next(
+            (g for g, kinds in SCHEMAS.items() if match["stage"] in {k.__name__ for k in kinds.values()}), None
+        )
+        if group is not None:
+            return _to_override(option, group, match["value"])
+    return None
+
+
+def _to_override(option: str | None, group: str, name: str) -> UserError:
+    where = f"{option}.yaml" if option else "a YAML file"
+    return UserError(f"{where}: {group}={name} is chosen in its defaults, by the line - override /{group}: {name}")
+
+
+def _wrong_file(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
+    """What a file says of the run where it belongs to a group, or that the run does not have."""
+    lacks = UserError(f"{option}.yaml lacks the line # @package _global_ at its beginning")
     if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
+        group, _, rest = match["key"].partition(".")
+        if option and option.startswith(f"{group}/") and rest.partition(".")[0] in OF_A_RUN:
+            return lacks
         return _set_by_a_file(match["key"], match["schema"])
-    if match := re.search(r"In '(?P<option>algo/\w+)': Could not override '\S+@algo\.", text):
-        return UserError(f"{match['option']}.yaml lacks the line # @package _global_ at its beginning")
-    if match := re.search(r"Interpolation key '(?P<key>model\.\w+)' not found", text):
-        return UserError(f"a data set of texts needs a text model, one that has {match['key']}, such as text_small")
-    if match := re.search(r"field '(?P<field>\w+)' is not Optional", text):
-        return UserError("expected a number" if match["field"] in NUMBERS else "expected a value", field=match["field"])
-    return _wrong_type(text) or _wrong_shape(text, overrides) or UserError(_first_line(text))
+    if option and re.match(r"Could not override '\S+@algo\.", text):
+        return lacks
+    if option and (match := re.match(r"Invalid type assigned: \w+ is not a subclass of Dict.*value: (?P<v>.*)", text)):
+        return UserError(f"{option}.yaml: expected lines such as key: value, not {match['v']}")
+    return None
+
+
+def _wrong_reference(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
+    """A setting that takes its value from one that is not there."""
+    match = re.search(r"Interpolation key '(?P<source>[^']+)' not found\s+full_key: (?P<key>\S+)", text)
+    if match is None:
+        return None
+    source, key = match["source"], match["key"]
+    if source.startswith("model."):
+        return UserError(f"a data set of texts needs a text model, one that has {source}, such as text_small")
+    return UserError(f"{key}: it takes its value from {source}, which nothing sets; set one of the two")
+
+
+def _no_value(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
+    """Null, or nothing, where a value belongs."""
+    if match := re.match(r"Missing mandatory value: \S+\s+full_key: (?P<key>\S+)", text):
+        return UserError("expected a value", field=match["key"], value="???")
+    null = r"field '(?P<field>\S+)' is not Optional|Incompatible value 'None' for field of type '(?P<kind>\w+)'"
+    match = re.match(null, text)
+    if match is None:
+        return None
+    known = re.search(r"full_key: (?P<key>\S+)", text)
+    owner = re.search(r"object_type=(?P<owner>\w+)", text)
+    field = known["key"] if known else match["field"]
+    kind = match["kind"] or (_type_of(owner["owner"], field.rpartition(".")[2]) if owner else None)
+    return UserError(f"expected {KINDS.get(kind or '', 'a value')}", field=field)
+
+
+def _type_of(owner: str, name: str) -> str | None:
+    """The type of a field of the schema or stage that has this class name, as it is written."""
+    classes = [RunConfig, *(kind for kinds in SCHEMAS.values() for kind in kinds.values())]
+    fields = (field for kind in classes if kind.__name__ == owner for field in dataclasses.fields(kind))
+    return next((str(field.type) for field in fields if field.name == name), None)
 
 
 def unknown_setting(error: Exception, overrides: Sequence[str]) -> str | None:
@@ -105,6 +179,9 @@ def _no_such_option(text: str) -> UserError:
     match = re.search(r"Could not find '(?P<group>.+)/(?P<option>[^']*)'", text)
     if match is None:
         return UserError(_first_line(text))
+    group, name = match["group"].rpartition("/")[2], match["option"]
+    if group in GROUPS and "/" in match["group"] and (file := IN_FILE.match(text)):
+        return _to_override(file["option"], group, name)
     listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
     options = [line.strip() for line in listed["options"].splitlines()] if listed else []
     close = most_like(match["option"], options)
@@ -112,17 +189,19 @@ def _no_such_option(text: str) -> UserError:
     return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=match["option"])
 
 
-def _wrong_type(text: str) -> UserError | None:
+def _wrong_type(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
     match = re.search(r"Value '(?P<value>.*)' of type '\w+' could not be converted to (?P<kind>\w+)", text)
     match = match or re.search(r"Value '(?P<value>.*)' is not a valid (?P<kind>bool)\b", text)
     if match is None:
         return None
     key = re.search(r"full_key: (?P<key>\S+)", text)
+    if below := next((line for line in overrides if key and line.startswith(f"{key['key']}.")), None):
+        return UserError(f"{below}: {key['key'] if key else ''} is one value, which has no settings of its own")
     kind = KINDS.get(match["kind"], match["kind"])
     return UserError(f"expected {kind}", field=key["key"] if key else None, value=match["value"])
 
 
-def _wrong_shape(text: str, overrides: Sequence[str]) -> UserError | None:
+def _wrong_shape(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
     """A list, a mapping or one value where another of these belongs."""
     allowed = next((words for start, words in SHAPES.items() if re.match(start, text)), None)
     key = re.search(r"full_key: (?P<key>[^\s[]+)", text)

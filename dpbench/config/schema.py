@@ -172,7 +172,9 @@ class RunConfig:
         require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
         # Below, PLD may be less than eps by its floating point; above, it takes all memory, for a promise to nobody.
         sensible = 1e-9 <= self.delta_value <= 0.1
-        require(sensible, "delta", self.delta, "a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N")
+        here = "" if self.delta_value == self.delta or math.isnan(self.delta_value) else f", here {self.delta_value:g}"
+        rule = f"a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N that gives one{here}"
+        require(sensible, "delta", self.delta, rule)
         known = DEVICES.fullmatch(self.device) is not None
         require(known, "device", self.device, "auto, cpu, cuda or cuda:<index>")
         require(self.batch_size > 0, "batch_size", self.batch_size, "a whole number > 0")

@@ -16,10 +16,16 @@ from dpbench.errors import UserError
 READ = re.compile(r"\$\{[^}]*\balgo\.(\w+)")
 
 
-def unread(composed: DictConfig) -> dict[str, Any]:
-    """The settings of the chosen algorithm that no other setting takes its value from."""
+def unread(composed: DictConfig, chosen: str) -> dict[str, Any]:
+    """The settings of the chosen algorithm that no other setting takes its value from.
+
+    Raises:
+        UserError: the algorithm has no name.
+    """
     raw = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     algo = raw.pop("algo")
+    if not isinstance(algo, dict) or not (algo.get("name") or "algo" in algo):
+        raise UserError(f"algo/{chosen}.yaml sets no algo.name, under which its runs are recorded")
     read = set(READ.findall(str(raw)))
     return {name: value for name, value in algo.items() if name not in ("name", *read)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -11,6 +10,9 @@ import torch
 from torch import Tensor
 
 from dpbench.errors import require
+
+# Beyond it a step is more than float32 holds.
+LARGEST = 1e30
 
 
 @dataclass
@@ -29,9 +31,9 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "optim.lr", self.lr, "a finite number > 0")
+        require(0 < self.lr <= LARGEST, "optim.lr", self.lr, f"a number > 0, at most {LARGEST:g}")
         decay = self.weight_decay
-        require(0 <= decay < math.inf, "optim.weight_decay", decay, "a finite number >= 0")
+        require(0 <= decay <= LARGEST, "optim.weight_decay", decay, f"a number from 0 to {LARGEST:g}")
 
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over these parameters."""
