@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +22,10 @@ TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that does not fold lines where there is no terminal to fold for."""
-    width = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="replace")  # in an encoding that lacks a sign, another one is better than none
+    width = None if stream.isatty() else 160
     return _Console(stderr=stderr, soft_wrap=True, markup=False, emoji=False, highlight=False, width=width)
 
 

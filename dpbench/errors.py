@@ -28,11 +28,13 @@ class UserError(Exception):
 
 
 def show(value: Any) -> str:
-    """A value as one would type it: 8 for 8.0, null for None."""
-    if value is None:
-        return "null"
+    """A value as one would type it: 8 for 8.0, null for None; numbers with ten digits, if they need as many."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(show, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
-        return format(value, "g")
+        return short if float(short := f"{value:g}") == value else f"{value:.10g}"
     return visible(str(value))
 
 

@@ -107,7 +107,7 @@ class TwoPoint(Query):
             return [Point(1.0, iterate)]
         if weight == 0:
             return [Point(1.0, iterate)]
-        probe = iterate + self.gamma * (iterate - self._previous)
+        probe = (iterate - self._previous).mul_(self.gamma).add_(iterate)
         self._previous.copy_(iterate)
         if weight == 1:
             return [Point(1.0, probe)]

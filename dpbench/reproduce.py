@@ -43,6 +43,7 @@ def _main(arguments: Arguments) -> int:
         from dpbench.launch.launcher import require_launcher
 
         require_launcher(arguments.launcher)
+        _launcher(arguments)  # refuses its settings before any work is done
     with uncollected():
         artefacts = chosen(arguments, load_all(arguments.claims, arguments.papers))
     if arguments.smoke:

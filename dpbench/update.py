@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpbench.errors import UserError
 from dpbench.filters import Filter
 from dpbench.optim import PlacesFilter
 
@@ -35,15 +36,27 @@ def update(
         noise_std: standard deviation of the noise in each of its coordinates.
         filter: told `noise_std`, then applied: by an optimizer that places it, or before any other.
         optimizer: told `noise_std`.
+
+    Raises:
+        UserError: what the filter gives is no gradient of that shape.
     """
     filter.expect(noise_std)
     tell(optimizer, noise_std=noise_std)
     part = parameters.part(gradient)
+
+    def filtered(gradient: Tensor) -> Tensor:
+        result = filter.apply(gradient)
+        if not isinstance(result, Tensor) or result.shape != gradient.shape:
+            found = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
+            message = f"expected a gradient of shape {tuple(gradient.shape)} of its apply, not {found}"
+            raise UserError(message, field="filter", value=type(filter).__name__)
+        return result
+
     if isinstance(optimizer, PlacesFilter):
         parameters.set_gradient(part)
-        optimizer.step_filtered(filter.apply)
+        optimizer.step_filtered(filtered)
     else:
-        parameters.set_gradient(filter.apply(part))
+        parameters.set_gradient(filtered(part))
         optimizer.step()
     parameters.moved()
 

@@ -121,7 +121,14 @@ number = 3
 class Good(Filter):
     window: int = 3
 
+    def apply(self, gradient):
+        return gradient
+
 class Bare(Filter):
+    window: int = 3
+
+@dataclass
+class Lacking(Filter):
     window: int = 3
 
 @dataclass
@@ -129,7 +136,7 @@ class NoFilter(Clip):
     pass
 
 @dataclass
-class Unusual(Filter):
+class Unusual(Good):
     taps: Tensor | None = None
 """
 EXTENDS = "expected a dataclass that extends dpbench.filters.base.Filter"
@@ -142,6 +149,7 @@ BAD = {
     "no class at all": ("bad_stages.number", "", f"/schema/filter=bad_stages.number: {EXTENDS}"),
     "of another group": ("bad_stages.NoFilter", "", f"/schema/filter=bad_stages.NoFilter: {EXTENDS}"),
     "no dataclass": ("bad_stages.Bare", "", f"/schema/filter=bad_stages.Bare: {EXTENDS}; it lacks @dataclass"),
+    "no method": ("bad_stages.Lacking", "", "bad_stages.Lacking: it lacks apply, which Filter leaves to it"),
     "a field that is no setting": ("bad_stages.Unusual", "", "its fields can't all be settings"),
     "a field it lacks": ("bad_stages.Good", "windw: 3", "filter.windw: a YAML file sets it, but Good has no such"),
     "a value of another type": ("bad_stages.Good", "window: three", "filter.window=three: expected a whole number"),
@@ -284,6 +292,11 @@ class Bounded(Clip):
 
 
 @dataclass
+class Lacking(Clip):
+    pass
+
+
+@dataclass
 class OfEachGroup(Bounded):
     def factors(self, norms, threshold):
         return self._factors(norms, threshold)
@@ -332,6 +345,7 @@ class Falling(Threshold):
         ),
         ("clip", "Bounded", "clip.factor=nan", "norm 0 with norm nan at threshold 0.001, more than"),
         ("clip", "Bounded", "clip.flat=true", "expected factors of the norms' shape (1, 16), not (16,)"),
+        ("clip", "Lacking", "clip.scope=flat", "clip=Lacking: it lacks factors, or _factors of one group"),
         ("clip", "OfEachGroup", "clip.factor=0.7", None),
         ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
         ("query", "Weighted", "query.weight=2", None),
@@ -342,7 +356,7 @@ class Falling(Threshold):
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
         ("noise", "Scaled", "noise.wrong=None", "not a NoneType at step 0"),
         ("noise", "Scaled", "noise.wrong='1/(step-4)'", "not -0.25 at step 0"),
-        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 46: ZeroDivisionError"),
+        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 51: ZeroDivisionError"),
     ],
 )
 def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
@@ -356,7 +370,59 @@ def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group
         assert outcome.code == 2
         assert expected in outcome.error()
         without_noise = run(tmp_path / "results", *line, "eps=inf", settings=FAST)
-        assert without_noise.code == (2 if "shape" in expected else 0)
+        assert without_noise.code == (2 if "shape" in expected or "lacks" in expected else 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [("(x, x)", "a tuple"), ("x.sum(1)", "shape "), ("x.sum()", "shape ()"), ("x[1:]", "shape ")]
+)
+def test_what_are_no_logits_of_a_model_of_ones_own_stops_the_run(tmp_path, result, found):
+    (tmp_path / "no_logits.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from torch import nn\n"
+        "from dpbench.models.base import Model\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self, wrong):\n"
+        "        super().__init__()\n"
+        "        self.wrong, self.layer = wrong, nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        x = self.layer(x.flatten(1))\n"
+        "        return eval(self.wrong)\n"
+        "@dataclass\n"
+        "class Wrong(Model):\n"
+        "    wrong: str = ''\n"
+        "    def build(self, dataset):\n"
+        "        return Odd(self.wrong)\n"
+    )
+    write_option(tmp_path, "own", "no_logits.Wrong", group="model")
+    typed = ("-cd", str(tmp_path), "model=own", f"model.wrong='{result}'", "epochs=1")
+    assert run(tmp_path / "results", *typed, settings=FAST).code == 1
+    (record,) = records(tmp_path / "results")
+    reason = read(record, "status.json")["reason"]
+    assert reason.startswith("expected logits of the model, shape (")
+    assert f", classes), not {found}" in reason
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [("None", "a NoneType"), ("gradient[1:]", "shape (649,)"), ("gradient.sum()", "shape ()")]
+)
+@pytest.mark.parametrize("optim", ["sgd", "filtered_adam"])
+def test_what_is_no_gradient_of_a_filter_of_ones_own_stops_the_run(tmp_path, result, found, optim):
+    (tmp_path / "no_gradient.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from dpbench.filters import Filter\n"
+        "@dataclass\n"
+        "class Odd(Filter):\n"
+        "    wrong: str = ''\n"
+        "    def apply(self, gradient):\n"
+        "        return eval(self.wrong)\n"
+    )
+    write_option(tmp_path, "own", "no_gradient.Odd")
+    typed = ("-cd", str(tmp_path), "filter=own", f"filter.wrong='{result}'", f"optim={optim}", "epochs=1")
+    assert run(tmp_path / "results", *typed, "model=linear", settings=FAST).code == 1
+    (record,) = records(tmp_path / "results")
+    reason = read(record, "status.json")["reason"]
+    assert reason == f"filter=Odd: expected a gradient of shape (650,) of its apply, not {found}"
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "nan", "inf", "1e-16", "1e16"])

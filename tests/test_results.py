@@ -120,6 +120,13 @@ def test_runs_are_named_by_the_beginning_of_their_hashes(sweep):
     assert hashes(results(sweep, "list", f"{digest}/1")) == {(digest, "1")}
 
 
+def test_a_seed_that_a_hash_does_not_have_is_said_to_be_missing(sweep):
+    digest = records(sweep)[0].parent.name
+    said = f"{digest}/99: no record of that seed"
+    assert results(sweep, "check", f"{digest}/99").error() == said
+    assert results(sweep, "list", f"{digest}/99").error().startswith(f"{said}; there is 0")
+
+
 def test_rows_are_sorted_and_limited(sweep):
     by_accuracy = [float(row["accuracy"]) for row in rows(results(sweep, "list", "eps=8", "sort=accuracy"))]
     assert by_accuracy == sorted(by_accuracy)
@@ -184,11 +191,12 @@ def test_records_are_not_checked_where_there_is_no_folder(tmp_path):
         ("list optim.l=1", "optim.l: no record has such a setting; did you mean optim.lr"),
         ("list abc", "abc: expected setting=value, or at least four digits of a hash; see --help"),
         ("list eps=", "eps=: expected setting=value"),
-        ("list eps<high", "eps=high: expected a number, to compare with"),
+        ("list eps<high", "eps<high: expected a number, to compare with"),
+        ("list eps==8", "eps==8: expected one sign, =, !=, <=, >=, <, >"),
         ("list accuracy>90", "accuracy>90: expected a share from 0 to 1, such as 0.9"),
         ("list status=done", "status=done: expected one of running, finished,"),
         ("list age=2d", "age=2d: expected a comparison, such as age<2d"),
-        ("list age<2x", "age=2x: expected a time such as 90s, 30m, 2h or 1h30m"),
+        ("list age<2x", "age<2x: expected a time such as 90s, 30m, 2h or 1h30m"),
         ("list ffffffff", "ffffffff: no record has a hash that begins so"),
         ("list limit=few", "limit=few: expected a whole number, 0 for all"),
         ("list limit=1 limit=2", "limit=2: expected once"),
@@ -201,6 +209,7 @@ def test_records_are_not_checked_where_there_is_no_folder(tmp_path):
         ("export", "to='': expected a file that ends in .csv or .parquet, or wandb"),
         ("export to=/no/such/folder/x.csv", "to=/no/such/folder/x.csv: expected a file in a folder that exists"),
         ("check algo=disk", "algo=disk: check takes hashes alone"),
+        ("check ffffffff", "ffffffff: no record has a hash that begins so"),
         ("check quarantine=1", "quarantine=1: expected true or false"),
         ("remove", "remove: expected hashes or settings that say which runs"),
         ("remove status=failed yes=please", "yes=please: expected true or false"),
@@ -395,6 +404,18 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(store, monkeypatch):
     monkeypatch.setattr(removal, "table_of", lambda *_: change(failed, "status.json", lambda _: {"status": "running"}))
     outcome = results(store, "remove", "status=failed", "yes=true")
     assert outcome.out.endswith("0 runs removed; 1 have changed meanwhile and stay\n")
+    assert failed.exists()
+
+
+def test_a_run_that_cannot_be_removed_is_named(store, monkeypatch):
+    (failed,) = of_algorithm(store, "disk", eps="inf")
+
+    def refused(self, target):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "rename", refused)
+    outcome = results(store, "remove", "status=failed", "yes=true")
+    assert (outcome.code, outcome.error()) == (2, f"{failed}: can't be read or written (Permission denied)")
     assert failed.exists()
 
 

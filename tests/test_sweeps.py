@@ -273,6 +273,13 @@ def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed, 
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("typed", ["seed=range(0,1000000000)", "seed=range(0,1000) batch_size=range(1,1000)"])
+def test_a_sweep_without_end_is_refused_before_it_is_listed(tmp_path, typed):
+    outcome = run(tmp_path, "-m", *typed.split(), "plan=true")
+    assert outcome.code == 2
+    assert outcome.error() == f"{typed.replace(' ', ', ')}: more than 100,000 runs, which is most of a sweep"
+
+
 # Processes of their own.
 
 # Half a second or so of training, which writes down which run its process begins and ends.

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 from dpbench.audit.attacks import audit
 from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audit_hash, compose
-from dpbench.cli.command import run_command
+from dpbench.cli.command import OverridesParser, run_command
 from dpbench.config import Job, config_hash, quoted, resolved
 from dpbench.console import make_console
 from dpbench.errors import UserError
@@ -84,19 +82,7 @@ def help_text() -> str:
 
 
 def _parsed(typed: list[str]) -> tuple[Job, AuditSettings]:
-    parser = ArgumentParser(add_help=False)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("-cd", "--config-dir", type=Path)
-
-    def refuse(message: str) -> NoReturn:
-        raise UserError(message)
-
-    parser.error = refuse  # type: ignore[method-assign]
-    options = parser.parse_intermixed_args(typed)
-    folder = options.config_dir
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"-cd {folder}: no such folder")
-    folders = [] if folder is None else [folder.absolute()]
+    options, folders = OverridesParser().parse(typed)
     return compose([quoted(override) for override in options.overrides], folders)
 
 

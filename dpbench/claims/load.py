@@ -55,11 +55,11 @@ def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
         UserError: the first thing that is wrong, naming file, field and value.
     """
     named = papers or [paper for paper in SECTIONS if (folder / paper).is_dir()]
-    require(bool(named), str(folder), "", f"a folder with folders of papers: {', '.join(SECTIONS)}")
+    require(bool(named), "claims", folder, f"a folder with folders of papers: {', '.join(SECTIONS)}")
     found = []
     for paper in named:
         files = sorted((folder / paper).glob("*.yaml"), key=lambda path: _natural(path.stem))
-        require(bool(files), str(folder / paper), "", "a folder with files of tables and figures")
+        require(bool(files), "claims", folder / paper, "a folder with files of tables and figures")
         found += [load_artefact(path) for path in files]
     return tuple(found)
 

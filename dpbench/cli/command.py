@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from typing_extensions import override
 
 from dpbench import __version__
 from dpbench.console import make_console
@@ -44,6 +49,36 @@ def run_command(
     except UserError as error:
         errors.print(f"error: {error}", style="red")
         return BAD_INPUT
+    except OSError as error:
+        if error.filename is None:
+            raise
+        errors.print(f"error: {error.filename}: can't be read or written ({error.strerror})", style="red")
+        return BAD_INPUT
     except KeyboardInterrupt as interruption:
         errors.print(interrupted, style="yellow")
         return exit_code(interruption)
+
+
+class OverridesParser(ArgumentParser):
+    """Takes overrides and -cd, and what is added to it."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False)
+        self.add_argument("overrides", nargs="*")
+        self.add_argument("-cd", "--config-dir", type=Path)
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    def parse(self, typed: Sequence[str]) -> tuple[Namespace, list[Path]]:
+        """What was typed, and the folders of options beside the package's.
+
+        Raises:
+            UserError: a word is unknown or wrong, or there is no such folder.
+        """
+        options = self.parse_intermixed_args(typed)
+        folder = options.config_dir
+        if folder is not None and not folder.is_dir():
+            raise UserError(f"-cd {folder}: no such folder")
+        return options, [] if folder is None else [folder.absolute()]

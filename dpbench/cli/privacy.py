@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.cli.command import OK, run_command
+from dpbench.cli.command import OK, OverridesParser, run_command
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
 from dpbench.console import make_console
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
 from dpbench.privacy.guarantee import statement
@@ -26,6 +24,9 @@ from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import budget
 from dpbench.training.calibrating import calibrating
+
+# Candidates of a search; the account of more takes all memory.
+LARGEST_GRID = 1_000_000
 
 # A number of a run.
 Find = Callable[[RunConfig], float]
@@ -49,23 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(typed: list[str]) -> int:
-    parser = argparse.ArgumentParser(usage=USAGE, add_help=False, exit_on_error=False)
+    parser = OverridesParser()
     parser.add_argument("--grid", type=int, default=10)
-    parser.add_argument("-cd", "--config-dir", type=Path)
-    parser.add_argument(
-        "-m", "--multirun", action="store_true"
-    )  # of a sweep's line; several values are compared anyway
-    parser.add_argument("overrides", nargs="*")
-    try:
-        options = parser.parse_intermixed_args(typed)
-    except argparse.ArgumentError as error:
-        raise UserError(str(error)) from error
-    if options.grid < 1:
-        raise UserError("expected a whole number > 0", field="--grid", value=options.grid)
-    folder = options.config_dir
-    if folder is not None and not folder.is_dir():
-        raise UserError(f"-cd {folder}: no such folder")
-    folders = [] if folder is None else [folder.absolute()]
+    parser.add_argument("-m", "--multirun", action="store_true")  # of a sweep's line; several are compared anyway
+    options, folders = parser.parse(typed)
+    allowed = f"a whole number from 1 to {LARGEST_GRID}"
+    require(1 <= options.grid <= LARGEST_GRID, "--grid", options.grid, allowed)
     register()
     overrides = [quoted(override) for override in options.overrides]
     _print(compose_jobs(overrides, multirun=True, config_dirs=folders), options.grid, make_console())

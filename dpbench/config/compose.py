@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.schema import RunConfig, register
 from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError
+
+# Of a sweep.
+MOST_JOBS = 100_000
 
 # A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
 REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
@@ -173,7 +177,9 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
                 raise UserError(f"{override.input_line}: settings can't be removed, only set")
         # The launcher reads hydra.* settings; they are no part of a run.
         own = [o for o in parsed if not o.key_or_group.startswith("hydra")]
-        patterns = ", ".join(str(o.input_line) for o in own if o.is_sweep_override())
+        swept = [o for o in own if o.is_sweep_override()]
+        patterns = ", ".join(str(o.input_line) for o in swept)
+        _refuse_too_many(swept, patterns)
         try:
             lines = BasicSweeper.split_arguments(own, None)[0]
         except (HydraException, ValueError) as error:
@@ -182,6 +188,18 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
             raise UserError(f"{patterns}: no option matches")
         composer = _Composer(config_dirs)
         return [_job(tuple(line), composer) for line in lines]
+
+
+def _refuse_too_many(swept: Sequence[Override], patterns: str) -> None:
+    """Before they are listed: a range may have any number of values."""
+    count = 1
+    for override in swept:
+        try:
+            count *= sum(1 for _ in islice(override.sweep_iterator(), MOST_JOBS + 1))
+        except (HydraException, ValueError):
+            return  # which listing them explains
+        if count > MOST_JOBS:
+            raise UserError(f"{patterns}: more than {MOST_JOBS:,} runs, which is most of a sweep")
 
 
 def compose_each(lines: Sequence[Sequence[str]]) -> list[Job]:
@@ -254,7 +272,10 @@ class _Composer:
 
     def _parse(self, line: str) -> Override:
         if line not in self._parsed:
-            (self._parsed[line],) = _parse([line], self.config_dirs)
+            (override,) = _parse([line], self.config_dirs)
+            if override.is_sweep_override():
+                raise UserError(f"{line}: expected one value")
+            self._parsed[line] = override
         return self._parsed[line]
 
     def _whole(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:

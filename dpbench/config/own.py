@@ -95,7 +95,16 @@ def own_stage(group: str, module: str, name: str) -> type:
     # A subclass inherits what makes its parent a dataclass, but the fields that it adds itself would not be settings.
     if not is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
         raise _refused(group, typed, f"{expected}; it lacks @dataclass")
+    if missing := [name for name in dir(kind) if not name.startswith("_") and _is_abstract(getattr(kind, name))]:
+        raise _refused(group, typed, f"it lacks {' and '.join(missing)}, which {contract.__name__} leaves to it")
     return kind
+
+
+def _is_abstract(member: object) -> bool:
+    """Whether a method or property is one that a contract leaves to those who extend it."""
+    function = member.fget if isinstance(member, property) else member
+    code = getattr(function, "__code__", None)
+    return code is not None and "NotImplementedError" in code.co_names
 
 
 def place(error: Exception, kinds: Iterable[type]) -> str:

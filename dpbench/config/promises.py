@@ -66,7 +66,11 @@ def _bound(clip: Clip, threshold: float) -> None:
 
 
 def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
-    factors = deepcopy(clip).factors(norms, threshold)
+    try:
+        factors = deepcopy(clip).factors(norms, threshold)
+    except NotImplementedError as error:
+        name = type(clip).__name__
+        raise UserError("it lacks factors, or _factors of one group", field="clip", value=name) from error
     if factors.shape != norms.shape:
         message = f"expected factors of the norms' shape {tuple(norms.shape)}, not {tuple(factors.shape)}"
         raise UserError(message, field="clip", value=type(clip).__name__)

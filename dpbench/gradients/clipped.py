@@ -26,17 +26,18 @@ class Clipped(NamedTuple):
 
 
 class Running:
-    """Adds up micro-batches."""
+    """Adds up micro-batches, into the tensors of the first one."""
 
     def __init__(self, vector: Tensor, *, remainder: bool = False) -> None:
-        self._total = torch.zeros_like(vector)
+        self._like = vector
+        self._total: Tensor | None = None
         self._remainder = torch.zeros_like(vector) if remainder else None
         self._losses = [vector.new_empty(0)]
         self._norms = [vector.new_empty(0)]
 
     def add(self, found: Clipped) -> None:
-        """Add a micro-batch."""
-        self._total += found.total
+        """Add a micro-batch, whose tensors nobody else needs."""
+        self._total = found.total if self._total is None else self._total.add_(found.total)
         if self._remainder is not None and found.remainder is not None:
             self._remainder += found.remainder
         self._losses.append(found.losses)
@@ -44,4 +45,5 @@ class Running:
 
     def clipped(self) -> Clipped:
         """What the micro-batches came to together."""
-        return Clipped(self._total, torch.cat(self._losses), torch.cat(self._norms), self._remainder)
+        total = torch.zeros_like(self._like) if self._total is None else self._total
+        return Clipped(total, torch.cat(self._losses), torch.cat(self._norms), self._remainder)

@@ -93,7 +93,7 @@ def _shown(value: Any) -> str:
         return f"[{', '.join(_shown(item) for item in value)}]"
     if isinstance(value, float) and float(show(value)) != value:
         return repr(value)  # so that what is shown can be typed
-    return str(value).lower() if isinstance(value, bool) else show(value)
+    return show(value)
 
 
 def _split(kind: type) -> tuple[str, dict[str, str]]:

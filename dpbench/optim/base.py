@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dpbench.errors import require
 
-# Beyond it a step is more than float32 holds.
-LARGEST = 1e30
+# float32 holds little more.
+LARGEST = 1e38
 
 
 @dataclass

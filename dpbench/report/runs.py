@@ -13,6 +13,7 @@ from typing import Any
 from dpbench.claims.schema import METRICS
 from dpbench.config.compose import ELSEWHERE
 from dpbench.config.identity import BESIDE, NOT_IDENTITY
+from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
 from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import SCHEMES
@@ -262,11 +263,7 @@ def _stage(value: Mapping[str, Any]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{_stage(value)}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return show(value)
 
 
 def _span(values: Iterable[float]) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 
 from dpbench.console import duration, seconds_of
-from dpbench.errors import require
+from dpbench.errors import UserError, require
 from dpbench.results.arguments import Arguments
 from dpbench.results.integrity import NOT_BEGUN, problems_of
-from dpbench.results.selection import Selection
+from dpbench.results.selection import Selection, no_such_hash
 from dpbench.tracking.damage import set_aside
 from dpbench.tracking.index import Progress
 from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_of
@@ -53,6 +53,12 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     quiet, move = seconds_of("quiet", arguments.options["quiet"]), arguments.flag("quarantine")
     require(arguments.results_dir.is_dir(), "results_dir", arguments.results_dir, "a folder that exists")
     folders = _folders(arguments.results_dir / "runs", arguments.selection)
+    for start, seed in arguments.selection.hashes:
+        begin = [folder for folder in folders if folder.name.startswith(start)]
+        if not begin:
+            raise UserError(no_such_hash(start))
+        if seed is not None and not any((folder / seed).is_dir() for folder in begin):
+            raise UserError(f"{start}/{seed}: no record of that seed")
     wrong, records = 0, 0
     for count, folder in enumerate(folders):
         if progress is not None:

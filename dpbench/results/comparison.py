@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.errors import UserError
+from dpbench.errors import UserError, show
 from dpbench.results.arguments import Arguments
 from dpbench.results.listing import NOTHING, is_unproven, warn
-from dpbench.results.selection import as_typed
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import SUMMARY, Index
 from dpbench.tracking.proven import UNPROVEN
@@ -163,7 +162,7 @@ def differences(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, li
 
 
 def _text(value: object) -> str:
-    return NOTHING if value is ABSENT else as_typed(value)
+    return NOTHING if value is ABSENT else show(value)
 
 
 def _written(values: dict[str, None]) -> str:

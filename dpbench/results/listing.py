@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.console import duration, make_console, print_whole
-from dpbench.errors import require
+from dpbench.errors import require, show
 from dpbench.results.arguments import Arguments
-from dpbench.results.selection import age, as_typed, column_of, values_of
+from dpbench.results.selection import age, column_of, values_of
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
 from dpbench.tracking.proven import UNPROVEN, is_proven
@@ -74,7 +74,7 @@ def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:
 
 def _rank(value: Any) -> tuple[int, float, str]:
     """Numbers before texts."""
-    return (0, float(value), "") if is_number(value) else (1, 0.0, as_typed(value))
+    return (0, float(value), "") if is_number(value) else (1, 0.0, show(value))
 
 
 def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -> Table:
@@ -131,7 +131,7 @@ def _cell(name: str, value: Any, now: datetime) -> str:
     if name == "age":
         seconds = age(value, now)
         return duration(seconds) if seconds is not None else NOTHING
-    return f"{value:.6g}" if isinstance(value, float) else as_typed(value)
+    return f"{value:.6g}" if isinstance(value, float) else show(value)
 
 
 def warn(index: Index) -> None:

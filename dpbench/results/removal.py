@@ -26,7 +26,7 @@ def remove(index: Index, arguments: Arguments, console: Console) -> None:
     Raises:
         UserError: nothing says which records.
     """
-    selection = arguments.selection
+    selection, yes = arguments.selection, arguments.flag("yes")
     if not selection.hashes and not selection.conditions:
         raise UserError("remove: expected hashes or settings that say which runs, such as status=failed,interrupted")
     status = index.column("status")
@@ -43,7 +43,7 @@ def remove(index: Index, arguments: Arguments, console: Console) -> None:
     if spared:
         words = " and ".join(sorted({status[place] for place in spared}))
         console.print(f"{len(spared):,} {words} runs stay: they go only if named by hash or by their status")
-    if not arguments.flag("yes"):
+    if not yes:
         console.print(f"{len(places):,} runs would be removed; yes=true removes them")
         return
     removed = sum(_remove(index.folder(place), status[place]) for place in places)
@@ -58,7 +58,7 @@ def _remove(folder: Path, status: str) -> bool:
     going = folder.with_name(f"{folder.name}.removed-{time.time_ns()}")
     try:
         folder.rename(going)
-    except OSError:
+    except FileNotFoundError:
         return False
     shutil.rmtree(going, ignore_errors=True)
     with contextlib.suppress(OSError):  # other seeds are there

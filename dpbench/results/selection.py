@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dpbench.console import seconds_of
-from dpbench.errors import UserError, require
+from dpbench.errors import UserError, require, show
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, Index
 from dpbench.tracking.reading import DAMAGED, WORDS
@@ -84,7 +84,8 @@ class Condition:
             return self._of_age()
         if self.sign in COMPARISONS:
             (typed,) = self.values
-            require(is_number(typed) or _is_decimal(typed), self.key, typed, "a number, to compare with")
+            if not is_number(typed) and not _is_decimal(typed):
+                raise UserError(f"{self.key}{self.sign}{typed}: expected a number, to compare with")
             compare, limit = COMPARISONS[self.sign], float(typed)
             if self.key in ONLY_FINISHED and limit > 1:
                 raise UserError(f"{self.key}{self.sign}{typed}: expected a share from 0 to 1, such as 0.9")
@@ -100,7 +101,11 @@ class Condition:
         if self.sign not in COMPARISONS:
             raise UserError(f"age{self.sign}{','.join(self.values)}: expected a comparison, such as age<2d")
         (typed,) = self.values
-        compare, limit, now = COMPARISONS[self.sign], seconds_of("age", typed), datetime.now(UTC)
+        try:
+            limit = seconds_of("age", typed)
+        except UserError as error:
+            raise UserError(f"age{self.sign}{typed}: {error.message}") from error
+        compare, now = COMPARISONS[self.sign], datetime.now(UTC)
 
         def test(value: Any) -> bool:
             seconds = age(value, now)
@@ -135,6 +140,8 @@ class Selection:
             condition, digest = CONDITION.fullmatch(word), HASH.fullmatch(word)
             if digest is not None:
                 hashes.append((digest["hash"], digest["seed"]))
+            elif condition is not None and condition["value"].startswith("="):
+                raise UserError(f"{word}: expected one sign, {', '.join(('=', '!=', *COMPARISONS))}")
             elif condition is not None and condition["value"]:
                 several = condition["sign"] in ("=", "!=")
                 values = _alternatives(condition["value"]) if several else (condition["value"],)
@@ -159,15 +166,24 @@ class Selection:
         digests, seeds = index.column("hash"), index.column("seed")
         places: set[int] = set()
         for start, seed in self.hashes:
-            own = {i for i, one in enumerate(digests) if one.startswith(start) and seed in (None, str(seeds[i]))}
+            begin = [i for i, one in enumerate(digests) if one.startswith(start)]
+            if not begin:
+                raise UserError(no_such_hash(start))
+            own = {i for i in begin if seed in (None, str(seeds[i]))}
             if not own:
-                raise UserError(f"{start}{f'/{seed}' if seed else ''}: no record has a hash that begins so")
+                known = ", ".join(sorted({str(seeds[i]) for i in begin}, key=int))
+                raise UserError(f"{start}/{seed}: no record of that seed; there is {known}")
             places |= own
         return sorted(places)
 
     def names_status(self, status: str) -> bool:
         """Whether a status was typed, rather than left open."""
         return any(one.key == "status" and one.sign == "=" and status in one.values for one in self.conditions)
+
+
+def no_such_hash(start: str) -> str:
+    """What is said of the beginning of a hash that no record has."""
+    return f"{start}: no record has a hash that begins so"
 
 
 def values_of(index: Index, key: str) -> list[Any]:
@@ -209,17 +225,8 @@ def same_value(held: Any, typed: str) -> bool:
         return within and all(map(same_value, held, parts))
     wanted, found = canonical(typed), canonical(held)
     if wanted is ANY or found is ANY:
-        return as_typed(held) == typed
+        return show(held) == typed
     return bool(wanted == found)
-
-
-def as_typed(value: Any) -> str:
-    """A value as one would type it."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_typed, value))}]"
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 def age(started: Any, now: datetime) -> float | None:

@@ -6,6 +6,7 @@ Entries that a shape does not name may be anything: records of other versions of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ def is_number(value: Any) -> bool:
     """Whether a value is a number, or the word for one that JSON can't hold."""
     if isinstance(value, str):
         return value in NOT_FINITE
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, int):  # of any size in JSON
+        return not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, float)
 
 
 def of(check: Callable[[Any], bool], expected: str) -> Shape:

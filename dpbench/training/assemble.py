@@ -26,7 +26,14 @@ Kind = TypeVar("Kind", bound=PerSampleGradients)
 
 
 def per_sample_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each sample, shape (B,)."""
+    """Cross-entropy of each sample, shape (B,).
+
+    Raises:
+        UserError: the model gave something else than logits, shape (B, classes).
+    """
+    if not isinstance(logits, Tensor) or logits.dim() < 2 or len(logits) != len(labels):
+        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UserError(f"expected logits of the model, shape ({len(labels)}, classes), not {found}")
     return F.cross_entropy(logits, labels, reduction="none")
 
 

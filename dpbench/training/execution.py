@@ -69,7 +69,7 @@ def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None)
 def in_a_sentence(error: Exception, config: RunConfig) -> str:
     """Why a run failed, on one line, however many the error has."""
     said = " ".join(str(error).split())
-    if isinstance(error, RecordError):
+    if isinstance(error, (RecordError, UserError)):
         return said
     if out_of_memory(error):
         return f"memory ran out ({said}); choose a smaller model or micro_batch, or a device with more memory"
