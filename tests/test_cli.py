@@ -90,7 +90,7 @@ BAD_INPUT = [
     ("eps.x=1", "eps.x=1", "eps is one value, which has no settings of its own"),
     ("optim.lr=null", "optim.lr=null", "a number"),
     ("optim.weight_decay=inf", "optim.weight_decay=inf", "a number from 0 to 1e+38"),
-    ("optim.lr=1e308", "optim.lr=1e+388", "at most 1e+38"),
+    ("optim.lr=1e308", "optim.lr=1e+308", "at most 1e+38"),
     ("algo=disk query.kappa=null", "query.kappa=null", "a number"),
     ("query=last_iterates query.length=null", "query.length=null", "a whole number"),
     ("data.root=null", "data.root=null", "a value"),
