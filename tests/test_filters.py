@@ -407,7 +407,7 @@ def test_a_start_up_correction_that_vanishes_is_refused(b, a, step):
 
 
 def test_taps_that_let_no_constant_pass_are_refused():
-    with pytest.raises(UserError, match=r"^filter\.b=\[1\.0, -1\.0\]: expected taps that do not sum to 0"):
+    with pytest.raises(UserError, match=r"^filter\.b=\[1, -1\]: expected taps that do not sum to 0"):
         RecursiveLowPass(b=[1.0, -1.0])
 
 

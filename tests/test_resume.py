@@ -769,7 +769,7 @@ def test_with_secure_noise_published_steps_are_not_taken_again(left, tmp_path):
     carried_out(secure(), tmp_path)
     note = RunRecord(tmp_path, config_hash(secure()), 0).take_refusal()
     assert note is not None
-    assert note.startswith("privacy.secure_noise=True: metrics of step 6 are published")
+    assert note.startswith("privacy.secure_noise=true: metrics of step 6 are published")
     assert f"after step {3 * left} would be releases" in note
     assert read(folder, "status.json")["status"] == "failed"
     carried_out(secure(), tmp_path, force=True)
