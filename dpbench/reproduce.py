@@ -39,11 +39,12 @@ def main(typed: Sequence[str] | None = None) -> int:
 def _main(arguments: Arguments) -> int:
     (job,) = compose_each([arguments.passed_on])
     choose_device(job.config.device)
+    launcher = None
     if arguments.launcher is not None:
         from dpbench.launch.launcher import require_launcher
 
         require_launcher(arguments.launcher)
-        _launcher(arguments)  # refuses its settings before any work is done
+        launcher = _launcher(arguments, arguments.launcher)
     with uncollected():
         artefacts = chosen(arguments, load_all(arguments.claims, arguments.papers))
     if arguments.smoke:
@@ -57,10 +58,16 @@ def _main(arguments: Arguments) -> int:
         print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
     if arguments.plan:
         return OK
-    return _reproduce(arguments, artefacts, planner, job.config)
+    return _reproduce(arguments, artefacts, planner, job.config, launcher)
 
 
-def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Planner, config: RunConfig) -> int:
+def _reproduce(
+    arguments: Arguments,
+    artefacts: Sequence[Artefact],
+    planner: Planner,
+    config: RunConfig,
+    launcher: Launcher | None,
+) -> int:
     """Run what is missing, and write what came of it, whatever ended the running."""
     # What trains is imported late: a plan does without, and is there sooner.
     from dpbench.computed import compute_all
@@ -68,7 +75,7 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
     from dpbench.report.wandb import log_output
     from dpbench.reproduction.launching import Launch
 
-    launch = Launch(arguments.results_dir, arguments.passed_on, _launcher(arguments), console)
+    launch = Launch(arguments.results_dir, arguments.passed_on, launcher, console)
     interrupted: KeyboardInterrupt | None = None
     left: Left | None = None
     try:
@@ -91,13 +98,11 @@ def _reproduce(arguments: Arguments, artefacts: Sequence[Artefact], planner: Pla
     return FAILED if launch.failures else OK
 
 
-def _launcher(arguments: Arguments) -> Launcher | None:
+def _launcher(arguments: Arguments, name: str) -> Launcher:
     from dpbench.launch.launcher import Launcher
 
-    if arguments.launcher is None:
-        return None
     where = f"results_dir={in_grammar(str(arguments.results_dir))}"
-    return Launcher([f"hydra/launcher={arguments.launcher}", *arguments.launcher_settings, where])
+    return Launcher([f"hydra/launcher={name}", *arguments.launcher_settings, where])
 
 
 def _carry_out(arguments: Arguments, planner: Planner, launch: Launch) -> Left:

@@ -130,3 +130,10 @@ def raise_after(patch: pytest.MonkeyPatch, steps: int, error: BaseException, que
         return original(self, batch)
 
     patch.setattr(PrivateStep, "take", call)
+
+
+def write_option(conf: Path, name: str, schema: str, extra: str = "", group: str = "filter") -> None:
+    """A YAML file of one's own that chooses a class of one's own."""
+    (conf / group).mkdir(exist_ok=True)
+    text = f"defaults:\n  - /schema/{group}@_here_: {schema}\n  - _self_\n{extra}\n"
+    (conf / group / f"{name}.yaml").write_text(text)

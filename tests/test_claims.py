@@ -1,41 +1,25 @@
 """The files of conf/paper: that they hold what the papers print, and that a wrong one is refused.
 
-The specifications of the papers are no part of the project. Where a folder of them is there (`DPBENCH_SPECIFICATIONS`,
-or `shared/papers` beside the checkout) every table in it is compared, number by number; the checksums below hold
-anywhere.
+The checksums hold anywhere; test_specifications.py compares number by number.
 """
 
 import ast
-import itertools
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from specifications import FILES, ROOT, TABLES, artefacts, differences, specification
 
 from dpbench.claims import PAPERS, Artefact, Cell, Kind, load_all, load_artefact
 from dpbench.claims.needs import cost, of_artefact, runs_of
-from dpbench.claims.notation import alternatives, parse_overrides, parse_printed
+from dpbench.claims.notation import parse_overrides, parse_printed
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Order, Trend
 from dpbench.cli.help import help_text
-from dpbench.config import compose_each, compose_jobs, conf_folder, config_hash, quoted
-from dpbench.config.messages import GROUPS
+from dpbench.config import compose_jobs, quoted
 from dpbench.errors import UserError
-from dpbench.training.budget import budget
-
-FILES = conf_folder() / "paper"
-ROOT = Path(__file__).resolve().parents[1]
-SPECIFICATIONS = Path(os.environ.get("DPBENCH_SPECIFICATIONS", ROOT.parent / "shared" / "papers"))
-
-
-@cache
-def artefacts() -> dict[str, Artefact]:
-    return {f"{a.paper}/{a.name}": a for a in load_all(FILES)}
 
 
 def cell_at(artefact: Artefact, *labels: str) -> Cell:
@@ -198,169 +182,6 @@ def test_the_printed_numbers_bear_out_the_claims_but_those_that_say_so():
                 continue
             decided += 1
     assert decided >= 60
-
-
-# The specifications, where they are there.
-
-
-class Table(NamedTuple):
-    """Where a table stands in a specification and in conf/paper."""
-
-    artefact: str
-    heading: str
-    labels: Callable[[list[str]], tuple[str, ...]]
-    first: int
-    columns: int
-    offset: int = 0
-
-
-def eps_method(row: list[str]) -> tuple[str, ...]:
-    return ("0.8" if row[0].startswith("0.9") else row[0], row[1])
-
-
-def method(row: list[str]) -> tuple[str, ...]:
-    return (row[0],)
-
-
-def setting(row: list[str]) -> tuple[str, ...]:
-    return (f"{row[0].replace('BERT-base', 'BERT')} {row[1]}", row[2])
-
-
-def lora(row: list[str]) -> tuple[str, ...]:
-    return (row[0], row[1].removesuffix(" (inf)"))
-
-
-TABLES = [
-    Table("doppler/table_3", "**Table 3", lambda row: (row[0].removesuffix(" (Li et al. 2021)"),), 1, 8),
-    Table("disk/table_1", "### Table 1", method, 1, 7),
-    Table("disk/table_3", "### Table 3", lora, 2, 8),
-    Table("disk/table_4", "### Table 4", lambda row: (row[1], row[0]), 2, 5),
-    Table("disk/table_5", "### Table 5", lambda row: (row[1], row[0]), 2, 6),
-    Table("disk/table_6", "### Table 6", lambda row: (" ".join(row[:3]), row[3]), 4, 2),
-    Table("disk/table_7", "### Table 7", method, 1, 2),
-    Table("adp/table_1", "### Table 1", eps_method, 2, 9),
-    Table("adp/table_2", "### Table 2", eps_method, 2, 6),
-    Table("adp/table_2", "Second half:", eps_method, 2, 6, 6),
-    Table("adp/table_3", "### Table 3", lambda row: (row[0].replace("1.0", "1"), row[1]), 2, 4),
-    Table("adp/table_4", "### Table 4", eps_method, 2, 9),
-    Table("adp/table_5", "### Table 5", eps_method, 2, 6),
-    Table("adp/table_5", "| 6.4 | Gap | 1.31", eps_method, 2, 6, 6),
-    Table("dp_pmlf/table_1", "### 5.1", method, 1, 8),
-    Table("dp_pmlf/table_2", "### 5.2", method, 1, 8),
-    Table("dp_pmlf/table_3", "### 5.3", method, 1, 8),
-    Table("dp_pmlf/table_4", "### 5.4", lambda row: (row[0].split()[0],), 1, 8),
-    Table("dc_sgd/table_1", "### Table I:", method, 1, 5),
-    Table("dc_sgd/table_2", "### Table II:", setting, 3, 5),
-    Table("dc_sgd/table_3", "### Table III:", setting, 3, 5),
-    Table("dc_sgd/table_4", "### Table IV:", setting, 3, 5),
-    Table("dc_sgd/table_5", "### Table V:", setting, 3, 5),
-    Table("dc_sgd/table_8", "### Table VIII", setting, 3, 4),
-]
-
-
-def specification(paper: str) -> list[str]:
-    path = SPECIFICATIONS / f"{paper}.md"
-    if not path.is_file():
-        pytest.skip(f"no specification {path}; DPBENCH_SPECIFICATIONS names the folder")
-    return path.read_text().splitlines()
-
-
-def split(line: str) -> list[str]:
-    return [cell.strip().replace("**", "") for cell in line.strip().strip("|").split("|")]
-
-
-def first_table(lines: list[str], heading: str) -> list[list[str]]:
-    """The rows of the first table behind a line, without head and rule."""
-    start = next(i for i, line in enumerate(lines) if line.startswith(heading))
-    rest = itertools.dropwhile(lambda line: not line.startswith("|"), lines[start + 1 :])
-    return [split(line) for line in itertools.takewhile(lambda line: line.startswith("|"), rest)][2:]
-
-
-def numbers(text: str) -> list[float]:
-    """The numbers of an entry as a reader sees them, without what says at which eps it was published."""
-    text = re.sub(r"\((at )?eps [\d.]+\)", "", text)
-    if match := re.fullmatch(r"(\d+)m(\d+)s( x (\d+))?", text):
-        return [60 * float(match[1]) + float(match[2]), *([float(match[4])] if match[4] else [])]
-    return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?(?:e-\d+)?", text.replace("+-", "±"))]
-
-
-def differences(artefact: Artefact, table: Table, lines: list[str]) -> list[str]:
-    """Every entry of a table of a specification that a file has otherwise, or not at all."""
-    found = []
-    named = list(itertools.product(*artefact.columns.values()))[table.offset :]
-    cells = {(cell.row, cell.column): cell for cell in artefact.cells}
-    for row in first_table(lines, table.heading):
-        for column, text in zip(named, row[table.first : table.first + table.columns], strict=False):
-            place = (table.labels(row), column)
-            cell = cells.get(place)
-            printed = cell.printed if cell is not None else None
-            values = (printed.value, printed.spread, printed.best, printed.times) if printed is not None else ()
-            if cell is None or [x for x in values if x is not None] != numbers(text):
-                found.append(f"{place}: {text}")
-    return found
-
-
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.artefact}+{table.offset}")
-def test_a_table_of_the_specification_stands_in_its_file_number_by_number(table):
-    artefact = artefacts()[table.artefact]
-    lines = specification(artefact.paper)
-    assert len(first_table(lines, table.heading)) >= 3
-    assert differences(artefact, table, lines) == []
-
-
-@pytest.mark.parametrize("name", sorted({table.artefact for table in TABLES}))
-def test_a_file_has_no_numbers_that_its_specification_lacks(name):
-    artefact = artefacts()[name]
-    lines = specification(artefact.paper)
-    tables = [table for table in TABLES if table.artefact == name]
-    rows = sum(len(first_table(lines, table.heading)) * table.columns for table in tables)
-    assert len(artefact.cells) == rows
-
-
-@pytest.mark.parametrize(("name", "heading"), [("table_2", "**Table 2"), ("table_4", "**Table 4")])
-def test_the_taps_of_the_filters_are_those_of_the_specification(name, heading):
-    artefact = artefacts()[f"doppler/{name}"]
-    for row in first_table(specification("doppler"), heading):
-        for letter, text in zip("ba", row[1:], strict=True):
-            *_, scale = re.split(r"/(?=\d)", text + "/1" if not re.search(r"/\d", text) else text)
-            taps = [x / float(scale) for x in numbers(re.sub(r"/\d+", "", text))]
-            cells = [c for c in artefact.cells if c.row == (row[0],) and c.column[0].startswith(letter)]
-            assert [cell.printed.value for cell in cells] == pytest.approx(taps, rel=1e-15)
-
-
-def all_tables(lines: list[str]) -> Iterator[list[str]]:
-    """The lines of the tables of the section of tables and figures, without derived ones."""
-    start = next(i for i, line in enumerate(lines) if re.match(r"## 5\. ", line))
-    derived = False
-    for line in itertools.takewhile(lambda line: not line.startswith("## 6"), lines[start:]):
-        if line.startswith("#"):
-            derived = "[D]" in line
-        if line.startswith("|") and not derived:
-            yield split(re.sub(r"\[(D|derived)\].*", "", line))
-
-
-NAMES = re.compile(r"(?i)(CIFAR-?|GPT-|SST-|CNN-|E2|F1|ResNet-?|WRN-|eps |Fig\.? |Figs\.? |\bN )\s*\d+(-\d+)?")
-# Derived columns that carry no mark of their own.
-DERIVED = {"disk": "check [derived; N from common knowledge]"}
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_every_number_in_the_tables_of_the_specification_stands_in_some_file_of_the_paper(paper):
-    text = " ".join(path.read_text() for path in (FILES / paper).glob("*.yaml"))
-    known = {float(x) for x in re.findall(r"(?<![\d.])\d*\.?\d+(?:e-?\d+)?", text)}
-    missing = set()
-    skipped = None
-    for row in all_tables(specification(paper)):
-        if DERIVED.get(paper) in row or any("[derived" in cell for cell in row):
-            skipped = len(row) - 1
-        elif skipped is not None and len(row) <= skipped:
-            skipped = None
-        cells = row[:skipped] if skipped is not None else row
-        for cell in cells:
-            for found in re.findall(r"(?<![\w.])\d*\.?\d+(?:e-?\d+)?(?![\w])", NAMES.sub("", cell)):
-                if float(found) not in known:
-                    missing.add((found, cell))
-    assert missing == set()
 
 
 # Planted errors.
@@ -540,84 +361,7 @@ def test_what_an_artefact_needs_is_counted_with_shared_runs_once():
     assert "GPU time not estimated" in together.in_words()
 
 
-# Every cell is a run that the program knows.
-
-
-@cache
-def with_runs() -> dict[str, list[Cell]]:
-    """The cells of each file that have runs of their own."""
-    found = {name: [cell for cell in artefact.cells if cell.runs] for name, artefact in artefacts().items()}
-    return {name: cells for name, cells in found.items() if cells}
-
-
-def options(cell: Cell) -> set[str]:
-    """The options of groups that a cell chooses, model=linear."""
-    return {f"{key}={one}" for key, value in cell.overrides.items() if key in GROUPS for one in alternatives(value)}
-
-
-def test_every_option_that_a_cell_chooses_is_there():
-    chosen = {option for cells in with_runs().values() for cell in cells for option in options(cell)}
-    assert chosen <= {f"{group}={file.stem}" for group in GROUPS for file in (conf_folder() / group).glob("*.yaml")}
-
-
-def traits(cell: Cell) -> set[tuple[str, ...]]:
-    """What decides whether a cell composes: its options, and each setting beside those that may bring it."""
-    chosen = options(cell)
-    keys = [key for key in cell.overrides if key not in GROUPS]
-    bring = {(o, key) for o in chosen for key in keys if o.split("=")[0] in (key.split(".")[0], "algo")}
-    fits = {tuple(sorted(o for o in chosen if o.startswith(("model=", "dataset="))))}
-    return bring | fits | {(option,) for option in chosen}
-
-
-@cache
-def first_of_their_kind() -> dict[str, list[Cell]]:
-    """Cells of each paper that set something beside an option as no cell before them does."""
-    seen: set[tuple[str, ...]] = set()
-    found: dict[str, list[Cell]] = {}
-    for name, cells in with_runs().items():
-        for cell in cells:
-            if not traits(cell) <= seen:
-                seen |= traits(cell)
-                found.setdefault(name.split("/")[0], []).append(cell)
-    return found
-
-
-def two_with_most(cells: list[Cell]) -> list[Cell]:
-    """The cell with most traits, and that with most beside those."""
-    one = max(cells, key=lambda cell: len(traits(cell)))
-    return [one, max(cells, key=lambda cell: len(traits(cell) - traits(one)))]
-
-
-def compose(cells: list[Cell]) -> None:
-    """Of a search its first candidate."""
-    for cell in cells:
-        compose_jobs([quoted(line) for line in cell.candidates[0]], multirun=False)
-
-
-@pytest.mark.parametrize("paper", [*PAPERS, "beyond"])
-def test_cells_of_every_paper_compose(paper):
-    compose(two_with_most(first_of_their_kind()[paper]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("paper", [*PAPERS, "beyond"])
-def test_every_kind_of_cell_composes(paper):
-    """A cell for each setting beside each option; all cells are the next test."""
-    compose(first_of_their_kind()[paper])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", with_runs())
-def test_every_cell_composes_and_calibrates_and_is_a_run_of_its_own(name):
-    """Of a search both ends. Two that are the same run have the same value wherever both say one."""
-    candidates = sorted({end for cell in with_runs()[name] for end in (cell.candidates[0], cell.candidates[-1])})
-    same: dict[str, dict[str, str]] = {}
-    for candidate, job in zip(candidates, compose_each(candidates), strict=True):
-        assert budget(job.config).noise_multiplier >= 0
-        typed = dict(line.split("=", 1) for line in candidate)
-        other = same.setdefault(config_hash(job.config), typed)
-        names = {key for key in typed.keys() & other.keys() if typed[key] != other[key]}
-        assert names <= {"algo"}, (typed, other)
+# Beside the rest of the program.
 
 
 def test_claims_know_records_and_nothing_of_training():

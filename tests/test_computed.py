@@ -14,7 +14,7 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.integrate import quad
 from scipy.signal import lfilter
 from scipy.stats import norm
-from test_claims import artefacts, first_table, specification
+from specifications import artefacts, first_table, specification
 
 from dpbench.claims import Artefact, Evidence, Finding, Kind, Outcome, judge
 from dpbench.claims.computed import Computed, Panel, path_of, read_computed, write_computed

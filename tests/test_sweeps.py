@@ -277,7 +277,7 @@ def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed, 
 def test_a_sweep_without_end_is_refused_before_it_is_listed(tmp_path, typed):
     outcome = run(tmp_path, "-m", *typed.split(), "plan=true")
     assert outcome.code == 2
-    assert outcome.error() == f"{typed.replace(' ', ', ')}: more than 100,000 runs, which is most of a sweep"
+    assert outcome.error() == f"{typed.replace(' ', ', ')}: more than the 100,000 runs that a sweep may have"
 
 
 # Processes of their own.

@@ -199,7 +199,7 @@ def _refuse_too_many(swept: Sequence[Override], patterns: str) -> None:
         except (HydraException, ValueError):
             return  # which listing them explains
         if count > MOST_JOBS:
-            raise UserError(f"{patterns}: more than {MOST_JOBS:,} runs, which is most of a sweep")
+            raise UserError(f"{patterns}: more than the {MOST_JOBS:,} runs that a sweep may have")
 
 
 def compose_each(lines: Sequence[Sequence[str]]) -> list[Job]:

@@ -195,10 +195,10 @@ def _wrong_type(text: str, overrides: Sequence[str], option: str | None) -> User
     if match is None:
         return None
     key = re.search(r"full_key: (?P<key>\S+)", text)
-    if below := next((line for line in overrides if key and line.startswith(f"{key['key']}.")), None):
-        return UserError(f"{below}: {key['key'] if key else ''} is one value, which has no settings of its own")
-    kind = KINDS.get(match["kind"], match["kind"])
-    return UserError(f"expected {kind}", field=key["key"] if key else None, value=match["value"])
+    field = key["key"] if key else None
+    if below := next((line for line in overrides if line.startswith(f"{field}.")), None):
+        return UserError(f"{below}: {field} is one value, which has no settings of its own")
+    return UserError(f"expected {KINDS.get(match['kind'], match['kind'])}", field=field, value=match["value"])
 
 
 def _wrong_shape(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:

@@ -1,0 +1,178 @@
+"""Stages of one's own that do not do what a run takes for granted of them: eps rests on some of it."""
+
+import pytest
+from cli import read, records, run, status, write_option
+
+FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
+
+PROMISES = """\
+import math
+from dataclasses import dataclass
+
+import torch
+
+from dpbench.clip import Clip
+from dpbench.noise import Noise
+from dpbench.query import OnePoint
+from dpbench.threshold import Threshold
+
+
+@dataclass
+class Bounded(Clip):
+    promised: float = 1.0
+    factor: float = 1.0
+    flat: bool = False
+
+    def _factors(self, norms, bound):
+        factors = self.factor * (bound / norms.clamp(min=1e-15)).clamp(max=1.0)
+        return factors[0] if self.flat else factors
+
+    def sensitivity(self, threshold):
+        return self.promised * threshold
+
+
+@dataclass
+class Lacking(Clip):
+    pass
+
+
+@dataclass
+class OfEachGroup(Bounded):
+    def factors(self, norms, threshold):
+        return self._factors(norms, threshold)
+
+
+@dataclass
+class Weighted(OnePoint):
+    weight: float = 1.0
+
+    @property
+    def sensitivity(self):
+        return self.weight
+
+
+@dataclass
+class Scaled(Noise):
+    wrong: str = "1.0"
+
+    def scale(self, step):
+        return eval(self.wrong)
+
+
+@dataclass
+class Falling(Threshold):
+    last: float = 1.0
+
+    def value(self, step):
+        return self.last if step == 3 else 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "typed", "expected"),
+    [
+        ("clip", "Bounded", "clip.factor=1", None),
+        ("clip", "Bounded", "clip.factor=0.5", None),
+        ("clip", "Bounded", "clip.promised=0", "not 0 at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=-1", "not -0.001 at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=inf", "not inf at threshold 0.001"),
+        ("clip", "Bounded", "clip.promised=nan", "not nan at threshold 0.001"),
+        (
+            "clip",
+            "Bounded",
+            "clip.factor=1.01",
+            "a gradient of norm 0.001 with norm 0.00101 at threshold 0.001, more than its sensitivity of 0.001",
+        ),
+        ("clip", "Bounded", "clip.factor=nan", "norm 0 with norm nan at threshold 0.001, more than"),
+        ("clip", "Bounded", "clip.flat=true", "expected factors of the norms' shape (1, 16), not (16,)"),
+        ("clip", "Lacking", "clip.scope=flat", "clip=Lacking: it lacks factors, or _factors of one group"),
+        ("clip", "OfEachGroup", "clip.factor=0.7", None),
+        ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
+        ("query", "Weighted", "query.weight=2", None),
+        ("query", "Weighted", "query.weight=0", "not 0"),
+        ("noise", "Scaled", "noise.wrong=1.0", None),
+        ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
+        ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
+        ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
+        ("noise", "Scaled", "noise.wrong=None", "not a NoneType at step 0"),
+        ("noise", "Scaled", "noise.wrong='1/(step-4)'", "not -0.25 at step 0"),
+        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 51: ZeroDivisionError"),
+    ],
+)
+def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", f"promises.{name}", group=group)
+    line = ["-cd", str(tmp_path), f"{group}=own", typed, "plan=true"]
+    outcome = run(tmp_path / "results", *line, settings=FAST)
+    if expected is None:
+        assert (outcome.code, outcome.err) == (0, "")
+    else:
+        assert outcome.code == 2
+        assert expected in outcome.error()
+        without_noise = run(tmp_path / "results", *line, "eps=inf", settings=FAST)
+        assert without_noise.code == (2 if "shape" in expected or "lacks" in expected else 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [("(x, x)", "a tuple"), ("x.sum(1)", "shape "), ("x.sum()", "shape ()"), ("x[1:]", "shape ")]
+)
+def test_what_are_no_logits_of_a_model_of_ones_own_stops_the_run(tmp_path, result, found):
+    (tmp_path / "no_logits.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from torch import nn\n"
+        "from dpbench.models.base import Model\n"
+        "class Odd(nn.Module):\n"
+        "    def __init__(self, wrong):\n"
+        "        super().__init__()\n"
+        "        self.wrong, self.layer = wrong, nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n"
+        "        x = self.layer(x.flatten(1))\n"
+        "        return eval(self.wrong)\n"
+        "@dataclass\n"
+        "class Wrong(Model):\n"
+        "    wrong: str = ''\n"
+        "    def build(self, dataset):\n"
+        "        return Odd(self.wrong)\n"
+    )
+    write_option(tmp_path, "own", "no_logits.Wrong", group="model")
+    typed = ("-cd", str(tmp_path), "model=own", f"model.wrong='{result}'", "epochs=1")
+    assert run(tmp_path / "results", *typed, settings=FAST).code == 1
+    (record,) = records(tmp_path / "results")
+    reason = read(record, "status.json")["reason"]
+    assert reason.startswith("expected logits of the model, shape (")
+    assert f", classes), not {found}" in reason
+
+
+@pytest.mark.parametrize(
+    ("result", "found"), [("None", "a NoneType"), ("gradient[1:]", "shape (649,)"), ("gradient.sum()", "shape ()")]
+)
+@pytest.mark.parametrize("optim", ["sgd", "filtered_adam"])
+def test_what_is_no_gradient_of_a_filter_of_ones_own_stops_the_run(tmp_path, result, found, optim):
+    (tmp_path / "no_gradient.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from dpbench.filters import Filter\n"
+        "@dataclass\n"
+        "class Odd(Filter):\n"
+        "    wrong: str = ''\n"
+        "    def apply(self, gradient):\n"
+        "        return eval(self.wrong)\n"
+    )
+    write_option(tmp_path, "own", "no_gradient.Odd")
+    typed = ("-cd", str(tmp_path), "filter=own", f"filter.wrong='{result}'", f"optim={optim}", "epochs=1")
+    assert run(tmp_path / "results", *typed, "model=linear", settings=FAST).code == 1
+    (record,) = records(tmp_path / "results")
+    reason = read(record, "status.json")["reason"]
+    assert reason == f"filter=Odd: expected a gradient of shape (650,) of its apply, not {found}"
+
+
+@pytest.mark.parametrize("last", ["0", "-1", "nan", "inf", "1e-16", "1e16"])
+def test_a_threshold_that_no_noise_can_be_made_for_stops_the_run(tmp_path, last):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", "promises.Falling", group="threshold")
+    outcome = run(
+        tmp_path / "results", "-cd", str(tmp_path), "threshold=own", f"threshold.last={last}", "epochs=1", settings=FAST
+    )
+    assert outcome.code == 1
+    (record,) = records(tmp_path / "results")
+    assert f"expected thresholds from 1e-15 to 1e+15, not {float(last):g} at step 3" in outcome.err
+    assert status(record) == "failed"
