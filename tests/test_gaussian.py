@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dpbench.privacy.gaussian import BLOCK, SecureGaussian, SeededGaussian
+from dpbench.privacy.gaussian import BLOCK, LARGE, PART, SecureGaussian, SeededGaussian
 
 COUNT = 200_000
 
@@ -49,6 +49,42 @@ def test_seeded_noise_is_that_of_two_whole_draws(count):
     found = SeededGaussian(generator).fill(torch.empty(count))
     assert torch.equal(found, (one + other) * 0.5**0.5)
     assert torch.equal(generator.get_state(), whole.get_state())
+
+
+def long_vector(seed: int, count: int = LARGE + 5, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return SeededGaussian(torch.Generator().manual_seed(seed)).fill(torch.empty(count, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_vectors_are_standard_normal_and_their_parts_independent(dtype):
+    """Each check fails a sound source for one seed in some 10^7, the first for one in 1,000."""
+    noise = long_vector(3, dtype=dtype).double()
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-3
+    moments = [noise.mean(), noise.square().mean() - 1, noise.pow(3).mean(), noise.pow(4).mean() - 3]
+    for moment, deviation in zip(moments, [1.0, 2**0.5, 15**0.5, 96**0.5], strict=True):
+        assert abs(moment) < 5.5 * deviation / len(noise) ** 0.5
+    for shift in (1, PART, 2 * PART, LARGE // 2):
+        assert abs((noise * noise.roll(shift)).mean()) < 5.5 / len(noise) ** 0.5
+
+
+def test_long_vectors_follow_from_the_generator_whatever_the_number_of_threads():
+    generator = torch.Generator().manual_seed(2)
+    source, threads = SeededGaussian(generator), torch.get_num_threads()
+    before = generator.get_state()
+    first, second = (source.fill(torch.empty(2, LARGE)) for _ in range(2))
+    generator.set_state(before)
+    try:
+        torch.set_num_threads(3)
+        again = source.fill(torch.empty(2, LARGE))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(first, again)
+    assert abs((first * second).mean()) < 5.5 / first.numel() ** 0.5
+
+
+def test_long_vectors_go_on_where_a_single_draw_of_torch_ends():
+    """The seed is one of some two hundred that has such a number."""
+    assert long_vector(195, LARGE).abs().max() > 1.01 * (48 * math.log(2)) ** 0.5
 
 
 def test_two_secure_sources_share_no_numbers():
