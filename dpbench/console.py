@@ -1,8 +1,7 @@
-"""Where commands print, and how they say what they found."""
+"""Where commands print."""
 
 from __future__ import annotations
 
-import re
 import sys
 from io import TextIOWrapper
 from typing import Any
@@ -13,11 +12,9 @@ from rich.table import Table
 from rich.text import Text
 from typing_extensions import override
 
-from dpbench.errors import require, visible
+from dpbench.errors import visible
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 WIDEST = 10_000
-TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -45,24 +42,3 @@ def print_whole(table: Table, console: Console) -> None:
         console.print(table, crop=False)
     finally:
         console.width = before
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person would say them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 3 * 86400:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86400:,.0f} days"
-
-
-def seconds_of(field: str, typed: str) -> float:
-    """The seconds of a time such as 1h30m.
-
-    Raises:
-        UserError: it is no time.
-    """
-    require(TIME.fullmatch(typed) is not None, field, typed, "a time such as 90s, 30m, 2h or 1h30m")
-    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))

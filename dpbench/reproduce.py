@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dpbench.claims import Artefact, load_all, score
 from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
 from dpbench.config import RunConfig, compose_each, in_grammar
-from dpbench.console import duration, make_console
+from dpbench.console import make_console
 from dpbench.garbage import uncollected
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
 from dpbench.reproduction.plan import Planner
@@ -20,6 +20,7 @@ from dpbench.reproduction.show import print_plan, reasons
 from dpbench.tracking import tracker_line
 from dpbench.tracking.record import require_writable
 from dpbench.training.devices import choose_device
+from dpbench.wording import duration, number_of
 
 if TYPE_CHECKING:
     from dpbench.launch.launcher import Launcher
@@ -119,9 +120,9 @@ def _carry_out(arguments: Arguments, planner: Planner, launch: Launch) -> Left:
 
 def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
     """What was run, what was not and why."""
-    console.print(f"\n{launch.ended} runs ended, {len(launch.failures)} failed.")
+    console.print(f"\n{number_of(launch.ended, 'run')} ended, {len(launch.failures)} failed.")
     if launch.elsewhere:
-        console.print(f"Other processes are at {len(launch.elsewhere)} runs; they were not waited for.")
+        console.print(f"Other processes are at {number_of(len(launch.elsewhere), 'run')}; they were not waited for.")
     for name, reason in launch.failures.items():
         errors.print(f"error: {reason} ({name})", style="red")
     for reason in reasons(planner):
@@ -133,7 +134,7 @@ def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
         return
     entry, each = left.cheapest.entry, left.cheapest.seconds / len(left.cheapest.batch.seeds)
     console.print(
-        f"{left.runs} runs did not fit into the budget. Next is "
+        f"{number_of(left.runs, 'run')} did not fit into the budget. Next is "
         f"{entry.artefact.where.removesuffix('.yaml')}, {entry.cell.place}: about {duration(each)} a run, so "
         f"budget={math.ceil(each / 60)}m is enough for one."
     )

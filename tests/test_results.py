@@ -372,14 +372,14 @@ def test_nothing_is_removed_before_it_was_shown_and_agreed_to(store):
     outcome = results(store, "remove", "status=failed")
     assert outcome.code == 0
     assert len(rows(outcome)) == 1
-    assert "1 runs would be removed; yes=true removes them" in outcome.out
+    assert "1 run would be removed by yes=true" in outcome.out
     assert records(store) == before
 
 
 def test_what_failed_is_removed(store):
     (failed,) = of_algorithm(store, "disk", eps="inf")
     outcome = results(store, "remove", "status=failed,interrupted,diverged", "yes=true")
-    assert outcome.out.endswith("1 runs removed\n")
+    assert outcome.out.endswith("1 run removed\n")
     assert not failed.parent.exists()
     assert len(records(store)) == 4
     assert "4 runs: 4 finished\n" in results(store, "list").out
@@ -388,10 +388,10 @@ def test_what_failed_is_removed(store):
 def test_finished_runs_go_only_if_named(store):
     digest = of_algorithm(store, "disk")[0].parent.name
     outcome = results(store, "remove", "algo=disk", "yes=true")
-    assert "2 finished runs stay: they go only if named by hash or by their status" in outcome.out
-    assert outcome.out.endswith("1 runs removed\n")
+    assert "2 finished stay: such runs go only if named by hash or by their status" in outcome.out
+    assert outcome.out.endswith("1 run removed\n")
     assert len(records(store)) == 4
-    assert results(store, "remove", f"{digest}/1", "yes=true").out.endswith("1 runs removed\n")
+    assert results(store, "remove", f"{digest}/1", "yes=true").out.endswith("1 run removed\n")
     assert (store / "runs" / digest / "0").is_dir()
     assert results(store, "remove", "algo=dpsgd", "status=finished", "yes=true").out.endswith("2 runs removed\n")
     assert named(records(store)) == {(digest, "0")}
@@ -403,7 +403,7 @@ def test_a_run_that_has_changed_since_it_was_shown_stays(store, monkeypatch):
     (failed,) = of_algorithm(store, "disk", eps="inf")
     monkeypatch.setattr(removal, "table_of", lambda *_: change(failed, "status.json", lambda _: {"status": "running"}))
     outcome = results(store, "remove", "status=failed", "yes=true")
-    assert outcome.out.endswith("0 runs removed; 1 have changed meanwhile and stay\n")
+    assert outcome.out.endswith("0 runs removed; 1 kept, changed meanwhile\n")
     assert failed.exists()
 
 

@@ -378,7 +378,7 @@ def test_what_is_sent_twice_is_one_run(recorded):
     assert len(first) == 1
     again = results(recorded, "export", "to=wandb", "mode=offline", "project=other")
     both = sent(again)
-    assert "1 runs written" in again.out
+    assert "1 run written" in again.out
     assert "1 of 2 were there already" in again.out
     assert {each.run.run_id for each in both} == {f"{one.parent.name}-0" for one in records(recorded)}
     assert [each.run.project for each in both] == ["dpbench", "other"]
@@ -397,7 +397,7 @@ def test_runs_that_were_tracked_or_have_not_ended_are_left_out(recorded):
     (running / "status.json").write_text('{"status": "running"}')
     outcome = results(recorded, "export", "to=wandb", "mode=offline")
     assert sent(outcome) == []
-    assert "1 runs left out, which W&B may have recorded as they ran; tracker.mode=auto takes them" in outcome.out
+    assert "1 run left out, which W&B may have recorded while running; tracker.mode=auto takes them" in outcome.out
     assert len(sent(results(recorded, "export", "tracker.mode=auto", "to=wandb", "mode=offline"))) == 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpbench.claims.schema import Artefact, Cell
+from dpbench.wording import number_of
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Requirement:
         """One line: what it needs, and how long it takes."""
         parts = [f"data {', '.join(self.datasets)}"] if self.datasets else []
         parts += [f"weights {', '.join(self.weights)}"] if self.weights else []
-        parts.append(f"{self.runs} {'run' if self.runs == 1 else 'runs'}")
+        parts.append(f"{number_of(self.runs, 'run')}")
         if self.hours is None:
             parts.append("GPU time not estimated")
         else:

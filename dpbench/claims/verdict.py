@@ -15,6 +15,7 @@ from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
+from dpbench.wording import number_of
 
 # Standard errors that a difference must exceed.
 ERRORS = 2.0
@@ -101,7 +102,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
     allowed = _allowed(cell.tolerance, error)
     difference = value - cell.printed.value
-    by = "computed" if cell.metric == "computed" else f"over {len(found[0].values)} runs"
+    by = "computed" if cell.metric == "computed" else f"over {number_of(len(found[0].values), 'run')}"
     # What rounding leaves of a difference that is just allowed is allowed.
     near = abs(difference) <= allowed + 1e-9 * max(allowed, abs(cell.printed.value))
     digits = 3 if near else _digits_apart(abs(difference), allowed)

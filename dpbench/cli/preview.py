@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.config import Job, RunConfig, config_hash
-from dpbench.console import duration
 from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
@@ -19,6 +18,7 @@ from dpbench.training.calibrating import budgets
 from dpbench.training.devices import choose_device
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
 from dpbench.training.execution import record_of
+from dpbench.wording import duration
 
 # Seconds by arithmetic above which a step is not timed on a CPU.
 LONG_STEP = 2.0

@@ -9,6 +9,8 @@ from statistics import fmean
 
 from markupsafe import Markup
 
+from dpbench.wording import number_of
+
 Points = Sequence[tuple[float, float]]
 
 MOST_POINTS = 30
@@ -41,7 +43,7 @@ def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool = 
     def line(curve: Points) -> str:
         return f'<polyline points="{" ".join(place(*point) for point in _thinned(curve))}"/>'
 
-    of = f"{len(finite)} {'run' if len(finite) == 1 else 'runs'}"
+    of = number_of(len(finite), "run")
     of = f"mean of {of}" if merged and len(finite) > 1 else of
     says = f"{name} by epoch, {of}: from {low:.4g} to {high:.4g}{unit}"
     title = f"{name}{f' ({unit.strip()})' if unit else ''}, {of}"

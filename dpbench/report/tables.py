@@ -12,6 +12,7 @@ from dpbench.claims.schema import Words
 from dpbench.report.grid import NOTHING, Entry, Grid
 from dpbench.report.layout import title_of
 from dpbench.spreadsheet import as_text
+from dpbench.wording import number_of
 
 COLUMNS = (
     "metric",
@@ -82,7 +83,7 @@ def _summary(findings: Sequence[Finding]) -> str:
     """How many claims had each outcome, in a line."""
     counted = Counter(finding.outcome for finding in findings)
     told = ", ".join(f"{counted[outcome]} {outcome}" for outcome in Outcome if counted[outcome])
-    return f"**{len(findings)} {'claim' if len(findings) == 1 else 'claims'}**: {told}." if findings else "No claims."
+    return f"**{number_of(len(findings), 'claim')}**: {told}." if findings else "No claims."
 
 
 def _list(lines: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.inline_svg import inline_svg
 from dpbench.report.layout import SECTIONS
+from dpbench.wording import number_of
 
 FIGURE_LIMIT = 200_000
 # Tables with more numbers are folded, and so are those of which nothing has been run.
@@ -189,10 +190,7 @@ class ArtefactView:
                 judged.append((finding.outcome, finding.claim, finding.detail))
             elif finding is not None:
                 waiting[finding.detail] += 1
-        numbers = [
-            (Outcome.NOT_RUN, f"{count} printed {'number' if count == 1 else 'numbers'}", detail)
-            for detail, count in waiting.items()
-        ]
+        numbers = [(Outcome.NOT_RUN, number_of(count, "printed number"), detail) for detail, count in waiting.items()]
         return judged + numbers
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dpbench.claims import SECTIONS, Artefact
 from dpbench.config import conf_folder
-from dpbench.console import seconds_of
 from dpbench.errors import UserError, require
+from dpbench.wording import seconds_of
 
 HELP = f"""\
 python -m dpbench.reproduce [KEY=VALUE] ...

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.claims import Artefact, Kind
-from dpbench.console import duration
 from dpbench.reproduction.plan import Entry, Planner
 from dpbench.reproduction.standing import State
+from dpbench.wording import duration, number_of
 
 NOTHING = "–"
 
@@ -93,18 +93,19 @@ def _without_cells(artefact: Artefact) -> str:
 def _print_total(planner: Planner, console: Console) -> None:
     line = planner.line(planner.entries)
     counted = ", ".join(f"{line.states[state]} {state}" for state in State if line.states[state])
-    console.print(f"{len(planner.entries)} trained cells: {counted or 'none'}.")
+    console.print(f"{number_of(len(planner.entries), 'trained cell')}: {counted or 'none'}.")
     for reason in reasons(planner):
         console.print(reason)
     if line.runs:
         worst = f", estimated from {line.basis.in_words()}" if line.basis is not None else ""
-        console.print(f"What can be run here: {line.runs} runs, about {duration(line.seconds)} on this device{worst}.")
+        what, time = number_of(line.runs, "run"), duration(line.seconds)
+        console.print(f"What can be run here: {what}, about {time} on this device{worst}.")
 
 
 def reasons(planner: Planner) -> list[str]:
     """Why cells are not run, each reason once."""
     blocked = Counter(e.standing.reason for e in planner.entries if e.standing.state == State.BLOCKED)
-    return [f"not run: needs {reason} ({count} cells)" for reason, count in blocked.most_common()]
+    return [f"not run: needs {reason} ({number_of(count, 'cell')})" for reason, count in blocked.most_common()]
 
 
 def _in_words(counted: Counter[str]) -> str:

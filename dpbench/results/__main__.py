@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dpbench.cli.command import OK, run_command
 from dpbench.console import make_console
 from dpbench.results.arguments import HELP, Arguments, parse
+from dpbench.wording import number_of
 
 WRONG = 1
 
@@ -56,7 +57,7 @@ def _main(arguments: Arguments) -> bool:
         warn(index)
         places = arguments.selection.places(index)
         export(index, places, path)
-        console.print(f"{len(places):,} runs written to {path}")
+        console.print(f"{number_of(len(places), 'run')} written to {path}")
     return True
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dpbench.console import duration, seconds_of
 from dpbench.errors import UserError, require
 from dpbench.results.arguments import Arguments
 from dpbench.results.integrity import NOT_BEGUN, problems_of
@@ -20,6 +19,7 @@ from dpbench.tracking.damage import set_aside
 from dpbench.tracking.index import Progress
 from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_of
 from dpbench.tracking.status import Status
+from dpbench.wording import duration, seconds_of
 
 
 @dataclass(frozen=True)

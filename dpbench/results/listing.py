@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.console import duration, make_console, print_whole
+from dpbench.console import make_console, print_whole
 from dpbench.errors import require, show
 from dpbench.results.arguments import Arguments
 from dpbench.results.selection import age, column_of, values_of
@@ -20,6 +20,7 @@ from dpbench.tracking.index import Index
 from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import DAMAGED, tell
 from dpbench.tracking.shapes import is_number
+from dpbench.wording import duration, number_of
 
 NOTHING = "–"
 COLUMNS = ("algorithm", "dataset", "model", "eps", "spent", "seed", "status", "accuracy", "steps", "commit", "age")
@@ -50,7 +51,7 @@ def print_list(index: Index, arguments: Arguments, console: Console) -> None:
     standing = Counter(index.column("status")[place] for place in places)
     counted = ", ".join(f"{count:,} {status}" for status, count in standing.most_common())
     rest = f"; {len(shown):,} of them shown, limit=0 shows all" if len(shown) < len(places) else ""
-    console.print(f"{len(places):,} runs: {counted}{rest}")
+    console.print(f"{number_of(len(places), 'run')}: {counted}{rest}")
 
 
 def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:

@@ -15,6 +15,7 @@ from dpbench.results.listing import table_of
 from dpbench.tracking.index import Index
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
+from dpbench.wording import number_of
 
 # What goes only where it was named: by its hash, or by its status.
 NAMED_ONLY = (Status.FINISHED, Status.RUNNING)
@@ -42,13 +43,13 @@ def remove(index: Index, arguments: Arguments, console: Console) -> None:
         console.print()
     if spared:
         words = " and ".join(sorted({status[place] for place in spared}))
-        console.print(f"{len(spared):,} {words} runs stay: they go only if named by hash or by their status")
+        console.print(f"{len(spared):,} {words} stay: such runs go only if named by hash or by their status")
     if not yes:
-        console.print(f"{len(places):,} runs would be removed; yes=true removes them")
+        console.print(f"{number_of(len(places), 'run')} would be removed by yes=true")
         return
     removed = sum(_remove(index.folder(place), status[place]) for place in places)
-    changed = f"; {len(places) - removed:,} have changed meanwhile and stay" if removed < len(places) else ""
-    console.print(f"{removed:,} runs removed{changed}")
+    changed = f"; {len(places) - removed:,} kept, changed meanwhile" if removed < len(places) else ""
+    console.print(f"{number_of(removed, 'run')} removed{changed}")
 
 
 def _remove(folder: Path, status: str) -> bool:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from dpbench.console import seconds_of
 from dpbench.errors import UserError, require, show
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, Index
 from dpbench.tracking.reading import DAMAGED, WORDS
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.values import ANY, canonical
+from dpbench.wording import seconds_of
 
 # Short names of columns.
 SHORT = {

@@ -19,6 +19,7 @@ from dpbench.tracking.reading import Recorded
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.status import Status
 from dpbench.tracking.wandb import choose_mode, open_tracker
+from dpbench.wording import number_of
 
 # Runs that have ended; what another one came to is not known yet.
 ENDED = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID)
@@ -42,7 +43,8 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         tracked = [place for place in places if modes[place] not in (*NOT_THERE, ABSENT)]
         places = [place for place in places if place not in set(tracked)]
         if tracked:
-            say(f"{len(tracked)} runs left out, which W&B may have recorded as they ran; tracker.mode=auto takes them")
+            left_out = number_of(len(tracked), "run")
+            say(f"{left_out} left out, which W&B may have recorded while running; tracker.mode=auto takes them")
     failures: list[str] = []
 
     def failed(line: str) -> None:
@@ -60,7 +62,7 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         sent += len(failures) == before
     where = {"online": "sent", "offline": f"written to {results_dir / 'wandb'}; wandb sync sends them"}[mode]
     there = len(places) - sent - len(failures)
-    say(f"{sent} runs {where}; {there} of {len(places)} were there already. W&B: {mode} ({why})")
+    say(f"{number_of(sent, 'run')} {where}; {there} of {len(places)} were there already. W&B: {mode} ({why})")
     return not failures
 
 

@@ -24,6 +24,7 @@ from dpbench.training.generation import continuations
 from dpbench.training.lockstep import Steps
 from dpbench.training.randomness import generator
 from dpbench.training.team import ALONE, Team
+from dpbench.wording import number_of
 
 # exp of more is no finite number.
 LARGEST_EXPONENT = 700.0
@@ -184,12 +185,7 @@ def train(
             progress.seen = 0
             on_evaluation(metrics)
             if not math.isfinite(test.loss):
-                raise DivergedError(f"the test loss is {test.loss} after {in_steps(step)}")
-
-
-def in_steps(steps: int) -> str:
-    """So many steps, in words."""
-    return f"{steps} {'step' if steps == 1 else 'steps'}"
+                raise DivergedError(f"the test loss is {test.loss} after {number_of(step, 'step')}")
 
 
 def _require_finite(vector: Tensor, what: str, step: int) -> None:
@@ -199,7 +195,7 @@ def _require_finite(vector: Tensor, what: str, step: int) -> None:
     """
     # The sum costs no more than reading, and is finite only if all are; large numbers may make it infinite, too.
     if not math.isfinite(float(vector.sum())) and not bool(vector.isfinite().all()):
-        raise DivergedError(f"{what} is no finite number after {in_steps(step)}")
+        raise DivergedError(f"{what} is no finite number after {number_of(step, 'step')}")
 
 
 def evaluated_after(config: RunConfig, step: int) -> bool:

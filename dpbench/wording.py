@@ -1,0 +1,36 @@
+"""Numbers and times as a person says them."""
+
+from __future__ import annotations
+
+import re
+
+from dpbench.errors import require
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
+
+
+def number_of(count: int, noun: str) -> str:
+    """So many of a thing, whose plural ends in s: 1 run, 2,345 runs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person would say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 3 * 86400:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.0f} days"
+
+
+def seconds_of(field: str, typed: str) -> float:
+    """The seconds of a time such as 1h30m.
+
+    Raises:
+        UserError: it is no time.
+    """
+    require(TIME.fullmatch(typed) is not None, field, typed, "a time such as 90s, 30m, 2h or 1h30m")
+    return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
