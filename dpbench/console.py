@@ -34,6 +34,11 @@ class _Console(Console):
         return super().render_str("\n".join(map(visible, text.split("\n"))), **settings)
 
 
+def new_table() -> Table:
+    """A table as all commands print them: no lines, a bold head."""
+    return Table(box=None, pad_edge=False, header_style="bold")
+
+
 def print_whole(table: Table, console: Console) -> None:
     """Print a table as wide as its content: what is cut off nobody can read or search, and a terminal folds lines."""
     before = console.width

@@ -66,7 +66,7 @@ def _main(typed: list[str]) -> int:
     flags = [argument for argument in typed if argument not in options.overrides]
     overrides = [_written_out(quoted(override)) for override in options.overrides]
     if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
-        raise UserError("seeds is short for a list of values of seed; give one of the two")
+        raise UserError("seeds=N stands for seed=0,...,N-1; give seed or seeds, not both")
     if options.info or options.hydra_help or options.shell_completion:
         find_own_stages(_folders(options))
         _launch(flags, overrides)

@@ -48,7 +48,7 @@ def update(
         result = filter.apply(gradient)
         if not isinstance(result, Tensor) or result.shape != gradient.shape:
             found = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-            message = f"expected a gradient of shape {tuple(gradient.shape)} of its apply, not {found}"
+            message = f"expected apply() to return a tensor of shape {tuple(gradient.shape)}, not {found}"
             raise UserError(message, field="filter", value=type(filter).__name__)
         return result
 

@@ -6,6 +6,8 @@ import re
 
 from dpbench.errors import require
 
+# Where there is nothing to say.
+NOTHING = "–"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 TIME = re.compile(r"(\d+(\.\d+)?[smhd])+")
 

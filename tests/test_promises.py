@@ -162,7 +162,7 @@ def test_what_is_no_gradient_of_a_filter_of_ones_own_stops_the_run(tmp_path, res
     assert run(tmp_path / "results", *typed, "model=linear", settings=FAST).code == 1
     (record,) = records(tmp_path / "results")
     reason = read(record, "status.json")["reason"]
-    assert reason == f"filter=Odd: expected a gradient of shape (650,) of its apply, not {found}"
+    assert reason == f"filter=Odd: expected apply() to return a tensor of shape (650,), not {found}"
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "nan", "inf", "1e-16", "1e16"])

@@ -397,7 +397,7 @@ def test_runs_that_were_tracked_or_have_not_ended_are_left_out(recorded):
     (running / "status.json").write_text('{"status": "running"}')
     outcome = results(recorded, "export", "to=wandb", "mode=offline")
     assert sent(outcome) == []
-    assert "1 run left out, which W&B may have recorded while running; tracker.mode=auto takes them" in outcome.out
+    assert "1 run left out, which W&B may have recorded while running; tracker.mode=auto selects them" in outcome.out
     assert len(sent(results(recorded, "export", "tracker.mode=auto", "to=wandb", "mode=offline"))) == 1
 
 

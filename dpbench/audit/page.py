@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dpbench.audit.result import CONSISTENT, VIOLATES, Audit, Finding
+from dpbench.console import new_table
 
 COLUMNS = ("attack", "attacked", "claimed eps", "shown eps", "claimed mu", "shown mu", "what it says")
 # Of its sensitivity, what a canary reaches where clipping only rounds.
@@ -16,7 +16,7 @@ LEFT = ("attack", "attacked", "what it says")
 
 def print_audit(audit: Audit, console: Console) -> None:
     """Print all findings, what they mean, and the verdict."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in LEFT else "right", overflow="fold")
     for finding in audit.findings:

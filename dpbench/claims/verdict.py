@@ -104,7 +104,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     difference = value - cell.printed.value
     by = "computed" if cell.metric == "computed" else f"over {number_of(len(found[0].values), 'run')}"
     # What rounding leaves of a difference that is just allowed is allowed.
-    near = abs(difference) <= allowed + 1e-9 * max(allowed, abs(cell.printed.value))
+    near = abs(difference) <= allowed + ROUNDING * max(allowed, abs(cell.printed.value))
     digits = 3 if near else _digits_apart(abs(difference), allowed)
     detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED

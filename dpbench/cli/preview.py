@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dpbench.config import Job, RunConfig, config_hash
+from dpbench.console import new_table
 from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
@@ -30,7 +30,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     Raises:
         UserError: a job would exceed its budget or can't reach it.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     for column in (
         "run",
         "hash",

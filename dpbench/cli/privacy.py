@@ -14,7 +14,7 @@ from rich.text import Text
 from dpbench.cli.command import OK, OverridesParser, run_command
 from dpbench.config import Job, compose_jobs, quoted
 from dpbench.config.schema import RunConfig, register
-from dpbench.console import make_console
+from dpbench.console import make_console, new_table
 from dpbench.errors import UserError, require
 from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
@@ -24,6 +24,7 @@ from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import budget
 from dpbench.training.calibrating import calibrating
+from dpbench.wording import NOTHING
 
 # Candidates of a search; the account of more takes all memory.
 LARGEST_GRID = 1_000_000
@@ -126,7 +127,7 @@ def _cells(find: Find, jobs: list[Job]) -> list[str]:
         try:
             cells.append(f"{find(job.config):.4g}")
         except (UserError, OverflowError):
-            cells.append("–")
+            cells.append(NOTHING)
     return cells
 
 
@@ -138,7 +139,7 @@ def _column(job: Job, jobs: list[Job]) -> str:
 
 
 def _table(what: str, columns: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     table.add_column(what)
     for column in columns:
         table.add_column(Text(column), justify="right", overflow="fold")

@@ -9,12 +9,13 @@ from io import StringIO
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from dpbench.console import new_table
 from dpbench.errors import visible
 from dpbench.spreadsheet import as_text
 from dpbench.tracking.proven import UNPROVEN, is_proven
+from dpbench.wording import NOTHING
 
 COLUMNS = (
     "run",
@@ -74,14 +75,14 @@ class Row:
 
 
 def _text(value: Any, how: Any) -> str:
-    return "–" if value is None else how(value)
+    return NOTHING if value is None else how(value)
 
 
 def print_table(rows: list[Row], console: Console) -> None:
     """Print the runs, and below the table the folders and what went wrong."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     cells = [row.cells() for row in rows]
-    shown = [i for i, name in enumerate(COLUMNS[:-1]) if name not in OPTIONAL or any(c[i] != "–" for c in cells)]
+    shown = [i for i, name in enumerate(COLUMNS[:-1]) if name not in OPTIONAL or any(c[i] != NOTHING for c in cells)]
     for i in shown:
         left = COLUMNS[i] in ("run", "status")
         table.add_column(COLUMNS[i], justify="left" if left else "right", overflow="fold")

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.config.files import conf_folder, is_unreadable, require_readable
+from dpbench.config.identity import name_of
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.schema import RunConfig, register
@@ -53,7 +54,7 @@ class Job:
     @property
     def name(self) -> str:
         """What the user typed, without what does not change the run."""
-        return " ".join(line for line in self.overrides if not line.startswith(ELSEWHERE)) or "defaults"
+        return name_of(self.overrides)
 
 
 def by_seed(job: Job) -> list[Job]:
@@ -65,23 +66,6 @@ def by_seed(job: Job) -> list[Job]:
         typed = tuple(f"seed={seed}" if line.startswith("seeds=") else line for line in job.overrides)
         jobs.append(replace(job, overrides=typed, config=replace(job.config, seed=seed, seeds=None)))
     return jobs
-
-
-# Overrides that say where a run is recorded or shown.
-ELSEWHERE = (
-    "checkpoint.",
-    "data.",
-    "device=",
-    "force=",
-    "fuse_seeds=",
-    "keep_model=",
-    "micro_batch=",
-    "plan=",
-    "results_dir=",
-    "shard_states=",
-    "tracker.",
-    "tracker=",
-)
 
 
 def chosen(choices: Mapping[Any, Any]) -> dict[str, str]:

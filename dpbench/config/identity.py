@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -34,6 +35,18 @@ NOT_IDENTITY = frozenset(
 )
 # What config.yaml holds besides the settings.
 BESIDE = frozenset({"choices", "overrides"})
+
+
+def changes_nothing(override: str) -> bool:
+    """Whether what was typed only says where, how or for which seed a run is carried out, or shown."""
+    key = override.lstrip("+~").partition("=")[0]
+    return any(key == one or key.startswith(f"{one}.") for one in NOT_IDENTITY - {"algo"})
+
+
+def name_of(overrides: Iterable[str]) -> str:
+    """What was typed for a run, with its seeds, without what does not change it."""
+    telling = (line for line in overrides if line.startswith(("seed=", "seeds=")) or not changes_nothing(line))
+    return " ".join(telling) or "defaults"
 
 
 def plain(value: Any) -> Any:

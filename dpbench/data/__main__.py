@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from dpbench.cli.command import OK, run_command
-from dpbench.console import make_console
+from dpbench.console import make_console, new_table
 from dpbench.data.catalogue import SOURCES
 from dpbench.data.sources import State
 from dpbench.errors import UserError, require
@@ -59,7 +58,7 @@ def _main(words: list[str]) -> int:
 
 def _list(names: list[str], root: Path, console: Console) -> int:
     """A line for each data set, from what is there at a glance, and below the table what there is to say."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     for column in ("name", "data set", "train", "test", "state"):
         table.add_column(column, justify="right" if column in ("train", "test") else "left")
     states = {name: SOURCES[name].state(root) for name in names}

@@ -260,8 +260,8 @@ class PerSampleGradients:
             if problem not in (None, UNDECIDED) and due > 1:
                 raise UserError(
                     f"the model's per-sample gradients, which were right in its first batches, are wrong in this one "
-                    f"({problem}); its layers' rows may follow the data, or its inputs be too large for float32, and "
-                    "what was released before is in doubt"
+                    f"({problem}), and maybe in some before it: the rows that a layer reads may follow the data, or "
+                    "inputs be too large for float32; change the model or scale inputs, and train anew with force=true"
                 )
             if problem is not None and due == 1:
                 self._fall_back(problem)

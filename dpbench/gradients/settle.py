@@ -60,7 +60,7 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
     for dtype in (torch.float64, own)[len(engine.flat) > LARGE :]:
         copy = undisturbed_copy(engine.model)
         if copy is None:
-            return Settled(engine.one_by_one(), "it can't be copied, so its books can't be checked")
+            return Settled(engine.one_by_one(), "it can't be copied, and so not be compared with plain autograd")
         try:
             return _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
         except UserError:

@@ -1,4 +1,4 @@
-"""The comparison of a way to per-sample gradients with plain autograd, made once before it is relied on."""
+"""The comparison of a way to per-sample gradients with plain autograd, before it is relied on and again later."""
 
 from __future__ import annotations
 

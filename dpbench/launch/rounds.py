@@ -28,7 +28,7 @@ FRUITLESS = 3
 # Seconds between two looks at what others are at.
 LOOK = 1.0
 # Statuses of a run that is not to be begun again.
-ENDED = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID, DAMAGED)
+NOT_BEGUN_AGAIN = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID, DAMAGED)
 
 # Has jobs carried out, and returns the tracebacks of those that raised outside of their runs, by their places.
 Start = Callable[[Sequence[Job]], Mapping[int, str]]
@@ -112,7 +112,7 @@ class _Run:
             or (record.finished() and not self.job.config.force)
         ):
             return True
-        return self._stamp() != self._first and Recorded.read(self._folder()).status in ENDED
+        return self._stamp() != self._first and Recorded.read(self._folder()).status in NOT_BEGUN_AGAIN
 
     def _folder(self) -> Path:
         """Of the record that this command asks for."""

@@ -1,4 +1,4 @@
-"""Stage 3, noise: the relative scale s_t of the noise of each step, and its correlation in time."""
+"""What every noise promises, and noise of one scale."""
 
 from __future__ import annotations
 

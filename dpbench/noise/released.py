@@ -44,7 +44,7 @@ class DiskReleasedNoise(Noise):
     """The noise of DiSK in Opacus' research folder, divided by sqrt(c² + (1 - c)²) at steps of two evaluations.
 
     Clip and noise are applied once to the mixture, so nothing warrants the division: for c in (0, 1) it adds noise,
-    otherwise it takes noise away (papers' port, optimizer base class).
+    otherwise it takes noise away (its optimizers' base class).
 
     Attributes:
         kappa: as in the query.

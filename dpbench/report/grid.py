@@ -12,8 +12,7 @@ from dpbench.claims.computed import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
 from dpbench.claims.notation import Labels
 from dpbench.report.selection import selection_of
-
-NOTHING = "–"
+from dpbench.wording import NOTHING
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from itertools import groupby
 from typing import Any
 
 from dpbench.claims.schema import METRICS
-from dpbench.config.compose import ELSEWHERE
-from dpbench.config.identity import BESIDE, NOT_IDENTITY
+from dpbench.config.identity import BESIDE, NOT_IDENTITY, changes_nothing
 from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
 from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.report.grid import NOTHING
 from dpbench.report.run_curve import Points
+from dpbench.wording import NOTHING
 
 UNKNOWN = "unknown"
 
@@ -112,7 +111,7 @@ class Configuration:
     def overrides(self) -> tuple[str, ...]:
         """What was typed for it, without what names a machine, a folder or a seed."""
         typed = (str(line) for line in self.config.get("overrides") or ())
-        return tuple(line for line in typed if not line.startswith((*ELSEWHERE, "seed=", "seeds=")))
+        return tuple(line for line in typed if not changes_nothing(line))
 
     @property
     def command(self) -> str:

@@ -9,10 +9,10 @@ from io import StringIO
 
 from dpbench.claims import Cell, Finding, Kind, Outcome
 from dpbench.claims.schema import Words
-from dpbench.report.grid import NOTHING, Entry, Grid
+from dpbench.report.grid import Entry, Grid
 from dpbench.report.layout import title_of
 from dpbench.spreadsheet import as_text
-from dpbench.wording import number_of
+from dpbench.wording import NOTHING, number_of
 
 COLUMNS = (
     "metric",

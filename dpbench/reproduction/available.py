@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dpbench.claims import Cell
 from dpbench.data import TextDataset
-from dpbench.data.catalogue import SOURCES
-from dpbench.data.sources import State
+from dpbench.data.sources import Source, State
 from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import Facts
@@ -53,13 +52,13 @@ class Available:
         tokenizer = getattr(facts.model, "tokenizer", tokenizer)
         key = f"{dataset.name} {tokenizer}"
         if key not in self._data:
-            self._data[key] = self._lacking(dataset.name, tokenizer)
+            self._data[key] = self._lacking(dataset.source, tokenizer)
         return self._data[key]
 
-    def _lacking(self, dataset: str, tokenizer: str | None) -> str | None:
-        state, _ = SOURCES[dataset].state(self.root)
+    def _lacking(self, source: Source, tokenizer: str | None) -> str | None:
+        state, _ = source.state(self.root)
         if state != State.PRESENT and not (self.download and state == State.DOWNLOADABLE):
-            return f"data {dataset}" + (f" ({state})" if state == State.DAMAGED else "")
+            return f"data {source.name}" + (f" ({state})" if state == State.DAMAGED else "")
         if tokenizer is not None and not self.download and not tokenizer_here(tokenizer, self.root):
             return f"tokenizer {tokenizer}"
         return None

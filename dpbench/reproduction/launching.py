@@ -17,7 +17,8 @@ from dpbench.tracking import Status
 from dpbench.tracking.lock import is_held
 from dpbench.training.execution import record_of
 
-ENDED = (Status.FINISHED, Status.DIVERGED)
+# Runs whose numbers are a result.
+WITH_RESULT = (Status.FINISHED, Status.DIVERGED)
 
 
 class Launch:
@@ -112,7 +113,7 @@ class Launch:
         record = record_of(job)
         refusal = record.take_refusal() or record.take_untold()
         status = record.status()
-        if refusal is None and status.get("status") in ENDED:
+        if refusal is None and status.get("status") in WITH_RESULT:
             self.ended += 1
             if status["status"] == Status.DIVERGED:
                 self._console.print(f"  diverged (recorded as its result): {status.get('reason')}")

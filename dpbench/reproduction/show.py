@@ -10,11 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.claims import Artefact, Kind
+from dpbench.console import new_table
 from dpbench.reproduction.plan import Entry, Planner
 from dpbench.reproduction.standing import State
-from dpbench.wording import duration, number_of
-
-NOTHING = "–"
+from dpbench.wording import NOTHING, duration, number_of
 
 
 def print_plan(planner: Planner, artefacts: Sequence[Artefact], console: Console, *, cells: bool) -> None:
@@ -74,7 +73,7 @@ def _of_cells(planner: Planner, entries: Sequence[Entry]) -> Table:
 
 def _table(*, left: Sequence[str], right: Sequence[str]) -> Table:
     """A table whose first column is text, then numbers, then the rest of the text."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     table.add_column(left[0], overflow="fold")
     for name in right:
         table.add_column(name, justify="right")

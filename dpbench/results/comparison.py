@@ -8,17 +8,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from dpbench.console import new_table
 from dpbench.errors import UserError, show
 from dpbench.results.arguments import Arguments
-from dpbench.results.listing import NOTHING, is_unproven, warn
+from dpbench.results.listing import is_unproven, warn
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import SUMMARY, Index
 from dpbench.tracking.proven import UNPROVEN
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.status import Status
+from dpbench.wording import NOTHING
 
 # More columns than these are no table.
 MOST = 8
@@ -56,7 +57,7 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
     """
     warn(index)
     groups = groups_of(index, arguments)
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     table.add_column("")
     for group in groups:
         table.add_column(Text(group.name), justify="right", overflow="fold")

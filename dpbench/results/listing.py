@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpbench.console import make_console, print_whole
+from dpbench.console import make_console, new_table, print_whole
 from dpbench.errors import require, show
 from dpbench.results.arguments import Arguments
 from dpbench.results.selection import age, column_of, values_of
@@ -20,9 +20,8 @@ from dpbench.tracking.index import Index
 from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import DAMAGED, tell
 from dpbench.tracking.shapes import is_number
-from dpbench.wording import duration, number_of
+from dpbench.wording import NOTHING, duration, number_of
 
-NOTHING = "–"
 COLUMNS = ("algorithm", "dataset", "model", "eps", "spent", "seed", "status", "accuracy", "steps", "commit", "age")
 TEXTS = ("algorithm", "dataset", "model", "status", "commit", "hash")
 # More damaged records than these are counted, not named.
@@ -80,7 +79,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -> Table:
     """A row for each of these records."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = new_table()
     now = datetime.now(UTC)
     names = (*COLUMNS, *(name for name in further if name not in COLUMNS), "hash")
     for name in names:

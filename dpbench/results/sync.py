@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpbench.config.compose import ELSEWHERE
+from dpbench.config.identity import name_of
 from dpbench.config.schema import TrackerSettings
 from dpbench.errors import UserError
 from dpbench.results.arguments import Arguments
@@ -21,8 +21,8 @@ from dpbench.tracking.status import Status
 from dpbench.tracking.wandb import choose_mode, open_tracker
 from dpbench.wording import number_of
 
-# Runs that have ended; what another one came to is not known yet.
-ENDED = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID)
+# Runs of which it is known what they came to.
+WITH_OUTCOME = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID)
 # Modes of the tracker in which W&B has no run, or not under an account.
 NOT_THERE = ("disabled", "offline")
 
@@ -38,13 +38,13 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
     if mode == "disabled":
         raise UserError(f"W&B is disabled ({why})", field="mode", value=options["mode"])
     status, modes = index.column("status"), index.column("tracker.mode")
-    places = [place for place in arguments.selection.places(index) if status[place] in ENDED]
+    places = [place for place in arguments.selection.places(index) if status[place] in WITH_OUTCOME]
     if not any(one.key.startswith("tracker.") for one in arguments.selection.conditions):
         tracked = [place for place in places if modes[place] not in (*NOT_THERE, ABSENT)]
         places = [place for place in places if place not in set(tracked)]
         if tracked:
             left_out = number_of(len(tracked), "run")
-            say(f"{left_out} left out, which W&B may have recorded while running; tracker.mode=auto takes them")
+            say(f"{left_out} left out, which W&B may have recorded while running; tracker.mode=auto selects them")
     failures: list[str] = []
 
     def failed(line: str) -> None:
@@ -54,7 +54,7 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
     sent = 0
     for place in places:
         record = Recorded.read(index.folder(place))
-        if record.status not in ENDED or (mode == "offline" and _there(record, results_dir)):
+        if record.status not in WITH_OUTCOME or (mode == "offline" and _there(record, results_dir)):
             continue
         say(f"{id_of(record.folder)}: {_name(record)}")
         before = len(failures)
@@ -112,4 +112,4 @@ def _name(record: Recorded) -> str:
     typed: Sequence[str] = record.settings.get("overrides") or ()
     if not record.settings:
         return id_of(record.folder)
-    return " ".join(line for line in typed if not line.startswith(ELSEWHERE)) or "defaults"
+    return name_of(typed)

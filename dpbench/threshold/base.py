@@ -1,4 +1,4 @@
-"""The clipping threshold C_t."""
+"""What every threshold promises, and thresholds that are known before training."""
 
 from __future__ import annotations
 

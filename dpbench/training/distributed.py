@@ -2,8 +2,8 @@
 
 Each process draws the same batch, computes the clipped sum over its own samples of it, and the sums are added up once a
 step; losses and norms go to all. From there on all processes do the same arithmetic with the same noise, of the same
-seeded generators, so that parameters, thresholds and ledgers stay equal without further messages, and noise is in the
-sum once.
+seeded generators or sent by rank 0, so that parameters, thresholds and ledgers stay equal and noise is in the sum once.
+Where states are sharded, each moves its part of the parameters and they exchange these.
 
 Before the processes exchange anything they meet: each says where it is, whether it has failed, and a checksum of what
 must be the same everywhere. So an error in one process is raised in all of them, wherever it occurred, and processes

@@ -38,13 +38,13 @@ from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.resume import Training
 
 # Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
-KEPT = (FILES, "provenance.json", "ledger.json")
+OUTLASTING = (FILES, "provenance.json", "ledger.json")
 
 # Two accounts of the same releases differ by no more.
 ROUNDING = 1e-6
 
 # Ways in which a run ends for good.
-ENDED = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
+FOR_GOOD = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
 
 
 def record_of(job: Job) -> RunRecord:
@@ -60,7 +60,7 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None) -> None:
     """Record that an attempt at a run failed before its first step; what earlier ones left stays."""
-    kept = () if job.config.force else (*KEPT, "metrics.jsonl")
+    kept = () if job.config.force else (*OUTLASTING, "metrics.jsonl")
     before = read_json(record.folder / "provenance.json") if kept else {}
     record.start(settings_of(job), before, keep=kept)
     record.set_status(Status.FAILED, reason, trace)
@@ -272,7 +272,7 @@ class Execution:
                 reason = reason or in_a_sentence(error, self.config)
                 status = status if status == Status.INTERRUPTED else Status.FAILED
             status = self._set_status(status, reason, trace)
-            if status in ENDED:
+            if status in FOR_GOOD:
                 self.keeper.remove()
             if tracker is not None:
                 tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
@@ -294,7 +294,7 @@ class Execution:
 
     @property
     def _kept(self) -> Sequence[str]:
-        return () if self.config.force else KEPT
+        return () if self.config.force else OUTLASTING
 
     def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
         """Record how the run ended, the last thing written of it; the status that it has by that."""

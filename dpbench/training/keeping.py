@@ -97,8 +97,8 @@ class Keeper:
             for attribute in forgotten(getattr(step, name), getattr(self._config, name)):
                 kind = type(getattr(step, name)).__name__
                 self._say(
-                    f"  warning: {kind} ({name}) keeps {attribute} from step to step, but has no state_dict: what goes "
-                    "on from a checkpoint would differ"
+                    f"  warning: {kind} ({name}) keeps {attribute} from step to step, but has no state_dict: a run "
+                    "that goes on from a checkpoint would differ"
                 )
 
     @property

@@ -24,8 +24,8 @@ def stream_seed(seed: int, name: str, run: str = "") -> int:
 def generator(seed: int, name: str, device: torch.device, run: str = "") -> torch.Generator:
     """Generator of a named stream on a device, of one run alone where its hash is given.
 
-    Noise for privacy has a stream of its own. It is a seeded pseudo-random generator, fit for experiments; a
-    deployment that must withstand an adversary who can guess the seed needs a cryptographic one.
+    Noise for privacy has a stream of its own. It is a seeded pseudo-random generator, fit for experiments; for a model
+    that is released, against an adversary who can guess the seed, there is `privacy.secure_noise`.
     """
     if name not in STREAMS:
         raise ValueError(f"unknown stream {name!r}; known: {', '.join(STREAMS)}")
