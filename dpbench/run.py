@@ -28,13 +28,14 @@ with uncollected():  # torch alone makes half a million objects that stay
     from dpbench.config.schema import register
     from dpbench.console import make_console
     from dpbench.errors import UserError
+    from dpbench.files import require_writable, write_atomically
     from dpbench.launch.job import train_here, train_job
     from dpbench.launch.launcher import Launcher, LauncherError
     from dpbench.launch.rounds import carry_through
     from dpbench.tracking import Status, log_table, tracker_line
     from dpbench.tracking.process import Process
     from dpbench.tracking.reading import Recorded
-    from dpbench.tracking.record import MODEL, require_writable, write_atomically
+    from dpbench.tracking.record import MODEL
     from dpbench.training.calibrating import budgets
     from dpbench.training.distributed import TorchTeam, current_team, torchrun_team
     from dpbench.training.execution import record_of

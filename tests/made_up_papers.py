@@ -7,7 +7,7 @@ import yaml
 
 from dpbench.claims import Artefact, Cell, load_all
 from dpbench.config import Job, config_hash, resolved
-from dpbench.tracking.record import jsonable
+from dpbench.files import jsonable
 
 TABLE = """
 title: Made up

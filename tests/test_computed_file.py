@@ -2,7 +2,7 @@
 
 import math
 
-from dpbench.claims.computed import Axis, Computed, Curve, Panel, Style, path_of, read_computed, write_computed
+from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style, path_of, read_computed, write_computed
 
 
 def test_what_is_written_is_read_again(tmp_path):

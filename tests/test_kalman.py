@@ -5,11 +5,11 @@ from copy import deepcopy
 import pytest
 import torch
 
+from dpbench.computed.regression import METHODS, LinearRegression, descend
 from dpbench.errors import UserError
 from dpbench.filters import Exponential, Identity, Kalman, RecursiveLowPass
 from dpbench.filters.kalman import gain_rate, scalar_gains, steady_gain
 from dpbench.query import OnePoint, TwoPoint
-from dpbench.regression import METHODS, LinearRegression, descend
 
 # disk.md 3.2: (w, h, v), first gains, p_inf, k_inf, rate.
 PRINTED = [

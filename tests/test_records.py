@@ -23,9 +23,10 @@ from dpbench.config import Job, compose_jobs, config_hash, resolved
 from dpbench.config.schema import SCHEMAS
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
+from dpbench.files import as_json, write_atomically
 from dpbench.step import PrivateStep
 from dpbench.tracking import provenance
-from dpbench.tracking.record import RunRecord, as_json, write_atomically
+from dpbench.tracking.record import RunRecord
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
 RATE = 64 / 1437

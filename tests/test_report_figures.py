@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from test_verdicts import World, digest
 
 from dpbench.claims import Artefact, Evidence, load_all, load_artefact
-from dpbench.claims.computed import Axis, Computed, Curve, Panel, Style, path_of, write_computed
+from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style, path_of, write_computed
 from dpbench.claims.draw import Draw, default_draw, parse_draw
 from dpbench.config import conf_folder
 from dpbench.errors import UserError

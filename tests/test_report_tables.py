@@ -9,7 +9,7 @@ import pytest
 from test_verdicts import ABOVE, World, digest, search
 
 from dpbench.claims import Evidence, Outcome, load_all, load_artefact
-from dpbench.claims.computed import Axis, Computed, Curve, Panel, path_of, write_computed
+from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, write_computed
 from dpbench.config import conf_folder
 from dpbench.report.grid import Grid, build_grid
 from dpbench.report.scorecard import as_markdown as scorecard

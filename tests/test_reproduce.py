@@ -17,11 +17,11 @@ from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
 
 from dpbench import reproduce
+from dpbench.files import read_json
 from dpbench.launch import rounds
 from dpbench.reproduction import launching, smoke
 from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock
-from dpbench.tracking.record import read_json
 from dpbench.training.execution import record_of
 
 ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")

@@ -18,11 +18,12 @@ from dpbench import cache
 from dpbench.claims.schema import METRICS
 from dpbench.config import compose_each, config_hash, resolved
 from dpbench.config.recorded import recorded_hash
+from dpbench.files import jsonable
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
 from dpbench.tracking.lock import COUNTER, lock_of
 from dpbench.tracking.reading import Recorded, read_settings
-from dpbench.tracking.record import RunRecord, jsonable
+from dpbench.tracking.record import RunRecord
 from dpbench.tracking.shapes import SCORES
 from dpbench.tracking.status import Status
 

@@ -20,6 +20,7 @@ from test_pmlf import Position, half_square
 from test_spectra import autocorrelation, normalised_snr
 
 from dpbench.clip import NormalisedClip, ThresholdClip
+from dpbench.computed.regression import LinearRegression, descend
 from dpbench.filters import Exponential, Identity, RecursiveLowPass
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
@@ -27,7 +28,6 @@ from dpbench.optim import SGD
 from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.query import LastIterates, OnePoint, TwoPoint
-from dpbench.regression import LinearRegression, descend
 from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, FixedThreshold, PercentileThreshold

@@ -26,7 +26,7 @@ from dpbench.claims import (
     load_artefact,
     score,
 )
-from dpbench.claims.computed import Computed, path_of, write_computed
+from dpbench.claims.computed_file import Computed, path_of, write_computed
 from dpbench.claims.schema import METRICS
 from dpbench.claims.scorecard import Scorecard
 from dpbench.claims.verdict import _Error, _errors_at, _Noise

@@ -17,8 +17,8 @@ from dpbench.cli.command import OverridesParser, run_command
 from dpbench.config import Job, config_hash, quoted, resolved
 from dpbench.console import make_console
 from dpbench.errors import UserError
+from dpbench.files import jsonable, require_writable, write_atomically
 from dpbench.tracking.provenance import provenance
-from dpbench.tracking.record import jsonable, require_writable, write_atomically
 from dpbench.training.devices import choose_device, prepare_device
 
 CONSISTENT, VIOLATED, FAILED = 0, 1, 3

@@ -4,7 +4,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 
 | key | content |
 |---|---|
-| `title`, `source` | what it is, and the section of the specification |
+| `title`, `source` | what it is, and the section of the notes (docs/reproducing.md) |
 | `kind`, `reason` | trained, computed or not reproducible; the last two say how or why |
 | `rows`, `columns` | axes; of each its labels, with the overrides that they stand for |
 | `common`, `where`, `each` | overrides of all cells, of those named by labels, and of single cells as a table |
@@ -13,7 +13,7 @@ A file conf/paper/<paper>/<artefact>.yaml is one table or figure:
 | `sparse` | true: only rows that `values` lists exist |
 | `seeds`, `statistic`, `metric`, `unit`, `tolerance` | which number of how many runs is compared, and how closely |
 | `draw` | x, lines, panels or y: the axes of a figure; x may be epoch, step, frequency or value; or none |
-| `needs` | weights, and hours of a run on a GPU as the specification estimates them |
+| `needs` | weights, and hours of a run on a GPU as the notes estimate them |
 | `taken_over` | true: the `values` are settings that runs here take over from the paper, and no results |
 | `claims` | orders, trends, words; `printed: false`: the paper's numbers contradict it; `own: true`: not the paper's |
 | `deviations`, `readings` | what is done otherwise, and what the paper leaves open, with references |

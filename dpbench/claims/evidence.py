@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpbench.claims.computed import path_of, read_computed
+from dpbench.claims.computed_file import path_of, read_computed
 from dpbench.claims.schema import Artefact, Cell
 from dpbench.tracking.reading import DAMAGED, Recorded, seeds_of
 from dpbench.tracking.status import Status

@@ -63,7 +63,7 @@ class Needs:
 
     Attributes:
         weights: of a pretrained model, by name.
-        hours: on a GPU, least and most of one run; None where the specification has no estimate.
+        hours: on a GPU, least and most of one run; None where the notes have no estimate.
         source: of the estimate.
     """
 
@@ -224,7 +224,7 @@ class Artefact:
         title: in a few words.
         kind: how it comes about.
         reason: why it is not reproducible, or how a computed one is.
-        source: section of the specification.
+        source: section of the notes (docs/reproducing.md).
         rows: label by label, the row axes.
         columns: likewise the column axes.
         cells: in the order of rows, then columns.

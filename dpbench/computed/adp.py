@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Axis, Computed, Curve, Panel, Style
+from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style
 from dpbench.computed.common import composed, curve, thinned, values_of
 from dpbench.noise import StepSizeNoise
 from dpbench.privacy import Plan, Release, epsilon

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dpbench.claims import Artefact
-from dpbench.claims.computed import Computed
+from dpbench.claims.computed_file import Computed
 from dpbench.computed import adp, dc_sgd, disk, doppler, dp_pmlf
 
 # By paper and artefact. Figures 1, 3 and 4 of ADP have curves beside those that are trained.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Curve, Style
+from dpbench.claims.computed_file import Curve, Style
 from dpbench.config import RunConfig, compose_jobs, quoted
 
 # Curves have at most about so many points: what a page shows.

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from dpbench import cache
 from dpbench.claims import Artefact, Cell, load_artefact
-from dpbench.claims.computed import Axis, Computed, Panel, Style
+from dpbench.claims.computed_file import Axis, Computed, Panel, Style
 from dpbench.computed.common import composed, curve, values_of
 from dpbench.config import conf_folder
 from dpbench.privacy.calibration import solve

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Axis, Computed, Panel, Style
+from dpbench.claims.computed_file import Axis, Computed, Panel, Style
 from dpbench.computed.common import composed, curve, values_of
+from dpbench.computed.regression import METHODS, LinearRegression, descend
 from dpbench.filters.kalman import gain_rate, scalar_gains, steady_gain
-from dpbench.regression import METHODS, LinearRegression, descend
 from dpbench.training.randomness import generator
 
 STEPS_OF_GAINS = 12

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Axis, Computed, Panel, Style
+from dpbench.claims.computed_file import Axis, Computed, Panel, Style
 from dpbench.computed.common import curve, values_of
 from dpbench.computed.responses import LONG, filter_of, gain_of, gains_of, impulse_response
 from dpbench.query import LastIterates

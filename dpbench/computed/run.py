@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from dpbench.claims import Artefact
-from dpbench.claims.computed import path_of, write_computed
+from dpbench.claims.computed_file import path_of, write_computed
 from dpbench.computed.catalogue import COMPUTED
 from dpbench.computed.fingerprint import fingerprint
+from dpbench.files import read_json
 from dpbench.tracking.provenance import provenance
-from dpbench.tracking.record import read_json
 
 
 def compute_all(results_dir: Path, artefacts: Sequence[Artefact], say: Callable[[str], None]) -> None:

@@ -3,8 +3,8 @@
 from dpbench.data.augmentation import Augmentation, AutoAugment
 from dpbench.data.base import Dataset
 from dpbench.data.images import ImageDataset
-from dpbench.data.resident import Prompts, Samples, Split, Splits
 from dpbench.data.shards import Shard
+from dpbench.data.splits import Prompts, Samples, Split, Splits
 from dpbench.data.tables import TableDataset
 from dpbench.data.text import TextDataset
 from dpbench.data.tokens import IGNORED, TokenSplit

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpbench.data.resident import Splits
 from dpbench.data.sources import Source
+from dpbench.data.splits import Splits
 from dpbench.errors import UserError
 
 

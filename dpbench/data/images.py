@@ -14,8 +14,8 @@ from typing_extensions import override
 from dpbench.data.base import Dataset
 from dpbench.data.image_sources import IMAGES
 from dpbench.data.own import own_images, require_name
-from dpbench.data.resident import Split, Splits
 from dpbench.data.sources import ImageSource, Shape
+from dpbench.data.splits import Split, Splits
 from dpbench.errors import require
 
 

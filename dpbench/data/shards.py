@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpbench.data.resident import Samples
+from dpbench.data.splits import Samples
 
 
 @dataclass(frozen=True)

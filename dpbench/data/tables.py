@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dpbench.data.base import Dataset
 from dpbench.data.own import own_table, require_name
-from dpbench.data.resident import Split, Splits
+from dpbench.data.splits import Split, Splits
 from dpbench.data.table_sources import TABLES, TableSource
 from dpbench.errors import require
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dpbench.data.base import Dataset
 from dpbench.data.encoding import Texts, encoded, prompts
 from dpbench.data.own import own_texts, require_name
-from dpbench.data.resident import Prompts, Samples, Splits
+from dpbench.data.splits import Prompts, Samples, Splits
 from dpbench.data.text_sources import TEXTS, TextSource
 from dpbench.data.tokenizers import Tokenizer, open_tokenizer
 from dpbench.data.tokens import TokenSplit

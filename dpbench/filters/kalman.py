@@ -27,7 +27,7 @@ class Kalman(Filter):
         m_t = m⁻ + K (g_t - C̄ m⁻),  P_t = (I - K C̄) P⁻.
 
     The paper's gain has m_t, which it is itself needed for; m⁻ stands for it. A Hessian times a displacement is made of
-    un-noised data, so this is for problems without privacy (`dpbench.regression`) and no option of a private run.
+    un-noised data, so this is for problems without privacy (`dpbench.computed.regression`), no option of a private run.
 
     Attributes:
         noise: σ_w² > 0, variance of the noise in each coordinate of g_t.

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from PIL import Image
 
-from dpbench.claims.computed import Style
+from dpbench.claims.computed_file import Style
 from dpbench.claims.draw import numeric
 from dpbench.report import compact_svg, palette, ranking
 from dpbench.report import legend as legends

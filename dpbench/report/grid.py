@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dpbench.claims import Artefact, Cell, Claim, Evidence, Finding, Judgement, Kind, Measured, Outcome, Run, examine
-from dpbench.claims.computed import Computed, path_of, read_computed
+from dpbench.claims.computed_file import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
 from dpbench.claims.notation import Labels
 from dpbench.report.selection import selection_of

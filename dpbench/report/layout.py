@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dpbench.claims import Artefact, Cell
-from dpbench.claims.computed import Axis, Curve, Panel, Style
+from dpbench.claims.computed_file import Axis, Curve, Panel, Style
 from dpbench.claims.draw import FREQUENCY, METHODS, VALUE, Draw, numeric
 from dpbench.claims.notation import Labels
 from dpbench.report.curves import Learning, learning_curve, power_spectra

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from matplotlib.lines import Line2D
 
-from dpbench.claims.computed import Style
+from dpbench.claims.computed_file import Style
 from dpbench.report.palette import BASELINE, Look
 from dpbench.report.picture import Picture, Plot
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpbench.files import require_writable, write_atomically
 from dpbench.report import scorecard
 from dpbench.report.grid import Grid
 from dpbench.report.layout import picture_of
 from dpbench.report.page import page
 from dpbench.report.picture import Picture
 from dpbench.report.tables import as_csv, as_markdown
-from dpbench.tracking.record import require_writable, write_atomically
 
 # Of an SVG so much is read for the fingerprint of what it shows, which stands at its beginning.
 HEAD = 4096

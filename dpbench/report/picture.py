@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpbench.claims.computed import Axis, Curve, Style
+from dpbench.claims.computed_file import Axis, Curve, Style
 from dpbench.claims.notation import Labels
 
 MARKED = 40  # points of a line that are marked one by one

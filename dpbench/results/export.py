@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.errors import UserError, require
+from dpbench.files import write_atomically
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, PROVENANCE, SUMMARY, Index
-from dpbench.tracking.record import write_atomically
 from dpbench.tracking.shapes import NOT_FINITE, is_number
 
 FORMATS = (".csv", ".parquet")

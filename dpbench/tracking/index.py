@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from dpbench import cache
+from dpbench.files import jsonable
 from dpbench.tracking import columns, reading, shapes
 from dpbench.tracking.columns import ABSENT, Columns, Kept
 from dpbench.tracking.reading import Recorded, is_hash, is_seed
-from dpbench.tracking.record import jsonable
 from dpbench.tracking.status import Status
 
 UNSURE = 60 * 10**9  # ns

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dpbench.errors import UserError
+from dpbench.files import as_json, jsonable, write_atomically
 from dpbench.tracking.damage import damage_of, set_aside
 from dpbench.tracking.lock import Lock, lock_of
 from dpbench.tracking.reading import Recorded
@@ -23,64 +20,6 @@ from dpbench.tracking.status import Status
 
 # The weights of the last evaluation, where a run keeps them.
 MODEL = "model.safetensors"
-
-PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
-
-
-def jsonable(value: Any) -> Any:
-    """Plain values with infinities and NaN as strings, which JSON has no numbers for."""
-    if isinstance(value, dict):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def as_json(content: Any) -> str:
-    """A JSON file to be read by people: indented, but for lists of plain values, which have a line each."""
-    text = json.dumps(jsonable(content), indent=2)
-    # No text holds a line break, which JSON writes as an escape.
-    return PLAIN_LIST.sub(lambda found: "[" + BREAK.sub(" ", found["items"]) + "]", text) + "\n"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file as a whole: a reader sees the old content or the new one, never a part."""
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
-def require_writable(folder: Path) -> None:
-    """Raise `UserError` unless files can be written to a folder, which is made where it is missing."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as stream:
-            stream.write(bytes(SMALLEST_ROOM))
-    except OSError as error:
-        raise UserError(
-            f"can't be written ({error.strerror}); name a folder that can", field="results_dir", value=folder
-        ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object; empty where there is none or it can't be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-# Bytes that must be free where records go; a full disk still lets one make empty files.
-SMALLEST_ROOM = 1 << 16
 
 
 class RecordError(Exception):

@@ -15,6 +15,7 @@ from dpbench.config import Job, RunConfig, config_hash, resolved
 from dpbench.config.own import contracts, place
 from dpbench.data import Splits
 from dpbench.errors import UserError
+from dpbench.files import jsonable, read_json
 from dpbench.garbage import uncollected
 from dpbench.gradients.verify import out_of_memory
 from dpbench.privacy import Ledger
@@ -22,7 +23,7 @@ from dpbench.spectra import GradientRecorder
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.provenance import gone_on, provenance
-from dpbench.tracking.record import MODEL, RecordError, jsonable, read_json
+from dpbench.tracking.record import MODEL, RecordError
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.checkpoint import FILES

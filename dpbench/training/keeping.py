@@ -11,11 +11,11 @@ import torch
 
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
+from dpbench.files import read_json
 from dpbench.stage import State, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import read_json
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError

@@ -1,4 +1,4 @@
-"""Samples that are bytes, on the device if they fit, and become numbers there, a batch at a time."""
+"""The splits of a data set: samples on the device if they fit, where bytes become numbers, a batch at a time."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from dpbench.tracking.record import jsonable, read_json, write_atomically
+from dpbench.files import jsonable, read_json, write_atomically
 
 
 class Style(StrEnum):

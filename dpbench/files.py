@@ -1,0 +1,70 @@
+"""Files as records and results are kept: JSON that people can read, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dpbench.errors import UserError
+
+# Bytes that must be free where records go; a full disk still lets one make empty files.
+SMALLEST_ROOM = 1 << 16
+
+PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
+
+
+def jsonable(value: Any) -> Any:
+    """Plain values with infinities and NaN as strings, which JSON has no numbers for."""
+    if isinstance(value, dict):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def as_json(content: Any) -> str:
+    """A JSON file to be read by people: indented, but for lists of plain values, which have a line each."""
+    text = json.dumps(jsonable(content), indent=2)
+    # No text holds a line break, which JSON writes as an escape.
+    return PLAIN_LIST.sub(lambda found: "[" + BREAK.sub(" ", found["items"]) + "]", text) + "\n"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole: a reader sees the old content or the new one, never a part."""
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def require_writable(folder: Path) -> None:
+    """Raise `UserError` unless files can be written to a folder, which is made where it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as stream:
+            stream.write(bytes(SMALLEST_ROOM))
+    except OSError as error:
+        raise UserError(
+            f"can't be written ({error.strerror}); name a folder that can", field="results_dir", value=folder
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object; empty where there is none or it can't be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
