@@ -1,5 +1,6 @@
 """One run in several processes: what a team trains is compared with one process, and each rule of it is broken."""
 
+import json
 import os
 import subprocess
 import sys
@@ -362,6 +363,28 @@ def test_bad_input_is_refused_once(tmp_path: Path, arguments: tuple[str, ...], s
     assert said.startswith(f"error: {sentence}")
     assert "exitcode  : 2" in outcome.err
     assert records(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["device", "multiplier"])
+def test_releases_that_were_seen_are_not_made_otherwise(tmp_path: Path, changed: str) -> None:
+    """As one process refuses it: the run was killed after its first evaluation."""
+    assert run(tmp_path, *SMALL).code == 0
+    record = only_record(tmp_path)
+    (record / "status.json").write_text('{"status": "running"}')
+    (record / "summary.json").unlink()
+    if changed == "device":
+        origin = read(record, "provenance.json")
+        (record / "provenance.json").write_text(json.dumps({**origin, "device": "NVIDIA A100-SXM4-40GB"}))
+    else:
+        ledger = read(record, "ledger.json")
+        ledger["releases"][0]["noise_multipliers"][0] *= 1.01
+        (record / "ledger.json").write_text(json.dumps(ledger))
+    outcome = torchrun(tmp_path)
+    assert outcome.code == 1
+    says = {"device": "would draw other batches and noise", "multiplier": "the same noise at two multipliers"}
+    assert says[changed] in errors(outcome)[0]
+    assert not (record / "summary.json").exists()
 
 
 @pytest.mark.slow

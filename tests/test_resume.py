@@ -781,6 +781,20 @@ def refusal(tmp_path):
     return RunRecord(tmp_path, config_hash(secure()), 0).take_refusal() or ""
 
 
+def test_with_secure_noise_a_run_that_diverged_between_evaluations_is_not_begun_anew(tmp_path, monkeypatch):
+    original = PrivateStep.take
+
+    def broken(self, batch):
+        self.gradients.flat.vector.fill_(torch.nan)
+        return original(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateStep, "take", broken)
+        (folder,), _ = carried_out(secure(), tmp_path)
+    assert read(folder, "status.json")["reason"].endswith("is no finite number after 1 step")
+    assert refusal(tmp_path).startswith("privacy.secure_noise=true: metrics of step 1 are published")
+
+
 @pytest.mark.parametrize("loss", ["removed", "recorded as failed", "unreadable metrics", "damaged", "unreadable note"])
 def test_with_secure_noise_published_steps_are_remembered_whatever_becomes_of_the_record(loss, tmp_path):
     job = Job((), replace(secure(), results_dir=str(tmp_path)), {})

@@ -193,7 +193,7 @@ class Execution:
         if self._alone:
             training, found = self.keeper.resume(begin)
         else:  # several processes keep no checkpoints: each would have to go on from the same one
-            self.keeper.refuse_to_repeat(0)
+            self.keeper.refuse_beginning(device, unused[0][1])
             training, found = begin(None), None
         origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
         if found is not None:
@@ -260,6 +260,8 @@ class Execution:
         finally:
             summary: dict[str, Any] = {}
             try:
+                if status == Status.DIVERGED:  # of which everyone is told
+                    self.keeper.publish(len(ledger))
                 summary = self._summary(training, spends)
                 self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
                 self.record.write("summary.json", summary)

@@ -12,6 +12,7 @@ import torch
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.files import read_json
+from dpbench.privacy import Ledger
 from dpbench.stage import State, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
@@ -131,21 +132,35 @@ class Keeper:
                 self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
                 training = begin(None)
                 continue
-            self.refuse_to_repeat(step)
-            self._refuse_other_draws(training, step)
+            self._refuse_to_repeat(step)
+            self._refuse_other_draws(training.parts.step.gradients.flat.vector.device, step)
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
-        self.refuse_to_repeat(0)
-        self._refuse_other_draws(training, 0)
-        self._refuse_to_rescale(training)
+        self.refuse_beginning(training.parts.step.gradients.flat.vector.device, training.ledger)
         return training, None
 
-    def _refuse_other_draws(self, training: Training, step: int) -> None:
+    def refuse_beginning(self, device: torch.device, ledger: Ledger) -> None:
+        """See resume.py: a run whose metrics were seen begins again only if it makes the same releases.
+
+        Args:
+            device: where it would begin.
+            ledger: of the run that would begin, for its noise multiplier.
+
+        Raises:
+            UserError: it would make others.
+        """
+        if self._config.force:
+            return
+        self._refuse_to_repeat(0)
+        self._refuse_other_draws(device, 0)
+        self._refuse_to_rescale(ledger)
+
+    def _refuse_other_draws(self, device: torch.device, step: int) -> None:
         """Seeded generators draw otherwise on another kind of device: steps that were seen would be other releases."""
         earlier = Recorded.read(self._record.folder)
         before, now = (
             kind_of(str(earlier.provenance.get("device", ""))),
-            kind_of(describe(training.parts.step.gradients.flat.vector.device)),
+            kind_of(describe(device)),
         )
         seen = max((int(line["step"]) for line in earlier.metrics), default=0)
         if before not in ("", now) and seen > step:
@@ -157,10 +172,10 @@ class Keeper:
                 value=self._config.device,
             )
 
-    def _refuse_to_rescale(self, training: Training) -> None:
+    def _refuse_to_rescale(self, ledger: Ledger) -> None:
         """See resume.py: releases that were seen are not made again with the same noise at another multiplier."""
         seen = read_json(self._record.folder / "ledger.json").get("releases")
-        own = training.ledger.plan.runs[0].release.noise_multiplier if len(training.ledger.plan) else 0.0
+        own = ledger.plan.runs[0].release.noise_multiplier if len(ledger.plan) else 0.0
         try:
             first = float(seen[0]["noise_multipliers"][0]) if seen else own
         except (LookupError, TypeError, ValueError):  # damaged
@@ -204,16 +219,9 @@ class Keeper:
         if self._secure:
             self._record.publish(step)
 
-    def refuse_to_repeat(self, step: int) -> None:
-        """See resume.py: with secure noise, steps behind which something was published are not taken again.
-
-        Args:
-            step: that the run is to go on after; 0 for a beginning.
-
-        Raises:
-            UserError: metrics of later steps were seen.
-        """
-        if self._secure and not self._config.force and (published := self._record.published()) > step:
+    def _refuse_to_repeat(self, step: int) -> None:
+        """With secure noise, steps behind which something was published are not taken again."""
+        if self._secure and (published := self._record.published()) > step:
             raise UserError(
                 f"metrics of step {published:g} are published, and without a checkpoint of it the steps after step "
                 f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
