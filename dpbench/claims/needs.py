@@ -37,7 +37,7 @@ class Requirement:
         else:
             least, most = (f"{hours:.3g}" if hours < 1000 else f"{hours:,.0f}" for hours in self.hours)
             span = f"{least} GPU hours" if least == most else f"{least} to {most} GPU hours"
-            parts.append(span if not self.unknown else f"{span} for {self.runs - self.unknown} of them")
+            parts.append(span if not self.unknown else f"{span} for {self.runs - self.unknown:,} of them")
         return "; ".join(parts)
 
 
