@@ -4,9 +4,11 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
@@ -218,6 +220,17 @@ def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
         Available(tmp_path, download=True).data(facts_of({"dataset": "mnist", "model": "linear", "algo": "dpsgd"}))
         is None
     )
+
+
+def test_data_of_ones_own_are_looked_for_under_their_name(tmp_path):
+    facts = facts_of({"dataset": "adult", "model": "mlp", "algo": "dpsgd"})
+    own = replace(facts, dataset=replace(facts.dataset, name="sensors", train_size=2, test_size=1))
+    here = Available(tmp_path, download=False)
+    assert here.data(own) == "data sensors"
+    (tmp_path / "sensors").mkdir()
+    for split, size in (("train", 2), ("test", 1)):
+        np.savez(tmp_path / "sensors" / f"{split}.npz", inputs=np.ones((size, 104)), labels=np.zeros(size, int))
+    assert Available(tmp_path, download=False).data(own) is None
 
 
 # How long it takes.

@@ -14,8 +14,7 @@ from dpbench.claims.schema import Artefact, Cell
 from dpbench.tracking.reading import DAMAGED, Recorded, seeds_of
 from dpbench.tracking.status import Status
 
-# Factor by which the account may exceed the printed eps before the two are said to differ: printed ones are rounded,
-# and runs of other tools end calibration within a percent.
+# Factor by which the account may exceed the printed eps before the two are said to differ: what calibration leaves.
 SLACK = 1.01
 ACCURACY = "test_accuracy"
 # Records hold these as fractions, and all else in the unit in which it is printed: BLEU and ROUGE-L in percent.

@@ -31,7 +31,7 @@ class Requirement:
         """One line: what it needs, and how long it takes."""
         parts = [f"data {', '.join(self.datasets)}"] if self.datasets else []
         parts += [f"weights {', '.join(self.weights)}"] if self.weights else []
-        parts.append(f"{number_of(self.runs, 'run')}")
+        parts.append(number_of(self.runs, "run"))
         if self.hours is None:
             parts.append("GPU time not estimated")
         else:
