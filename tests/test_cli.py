@@ -447,7 +447,8 @@ def test_a_plan_times_each_kind_of_step_once(tmp_path, monkeypatch):
     grid = ("eps=inf", "optim.lr=0.1,0.5", "seed=0,1", "epochs=0.1,0.2")
     assert run(tmp_path, "-m", "algo=dpsgd,disk", *grid, "plan=true").code == 0
     assert sorted(timed) == ["disk", "dpsgd"]
-    assert run(tmp_path, "-m", "algo=dpsgd", "model=linear,mlp", "batch_size=64,128", "plan=true").code == 0
+    models = ("eps=inf", "model=linear,mlp", "batch_size=64,128")
+    assert run(tmp_path, "-m", "algo=dpsgd", *models, "plan=true").code == 0
     assert len(timed) == 5  # one of the four was known
 
 
@@ -460,6 +461,13 @@ def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tm
     assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
     assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("stages", [("clip=none",), ("algo=dcsgd_p",), ("algo=adp",)])
+def test_plans_of_runs_without_noise(tmp_path, stages):
+    outcome = run(tmp_path, "eps=inf", "plan=true", *stages)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "to run" in outcome.out
 
 
 def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):

@@ -24,7 +24,7 @@ and says of every printed number whether it is reproduced.
   python -m dpbench.reproduce paper=disk artefact=table_1 plan=true     the same plan, cell by cell
 
   paper        {", ".join(SECTIONS)}; several with commas; all by default
-  artefact     names of tables and figures, such as table_1,figure_2b; all by default
+  artefact     names of tables and figures, such as table_1,figure_2; all by default
   budget       time to spend, such as 90s, 30m, 2h or 1h30m; no end by default
   plan         true: print what would be run, and run nothing
   retry        true: runs that failed are tried once more; one that diverged is a result and stays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -34,7 +35,7 @@ def seconds_of_training(config: RunConfig) -> float:
     """Estimated seconds of all steps on this device, evaluations left out; runs with equal steps are timed once."""
     size = min(config.batch_size, MOST_SAMPLES)
     stages = [_without_reals(plain(getattr(config, name))) for name in COSTLY]
-    kind = json.dumps([size, stages, [getattr(config, name) for name in ALSO]])
+    kind = json.dumps([size, stages, [getattr(config, name) for name in ALSO], _noise_multiplier(config)])
     if kind not in _timed:
         _timed[kind] = seconds_of_step(config, size)
     return _timed[kind] * config.steps * config.batch_size / size
@@ -46,16 +47,22 @@ def _without_reals(value: Any) -> Any:
     return value
 
 
+def _noise_multiplier(config: RunConfig) -> float:
+    """All take as long, but for none at all, without which clips may be without a bound."""
+    return 0.0 if math.isinf(config.eps) else 1.0
+
+
 def seconds_of_step(config: RunConfig, size: int) -> float:
     """Seconds of a step with so many samples on this device, the fastest of a few."""
     device = choose_device(config.device)
     prepare_device(device)
-    release = Release(config.sampling_rate, 1.0, config.threshold.beside)
+    multiplier = _noise_multiplier(config)
+    release = Release(config.sampling_rate, multiplier, config.threshold.beside)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     model = config.model
     if getattr(model, "pretrained", None) is not None:  # random weights take as long, and need not be here
         model = replace(model, pretrained=None)  # type: ignore[call-arg]
-    parts = assemble(replace(config, model=model, noise=ConstantNoise()), device, 1.0, ledger)
+    parts = assemble(replace(config, model=model, noise=ConstantNoise()), device, multiplier, ledger)
     inputs, targets = blank(config, size, device)
 
     def step() -> float:
