@@ -349,7 +349,7 @@ def test_a_list_does_not_wait_for_what_trains(store):
     assert "pyarrow.parquet" in imported
     heads = {name.partition(".")[0] for name in imported}
     assert not heads & {"torch", "wandb", "hydra", "omegaconf", "scipy", "pandas", "matplotlib"}
-    assert "1 runs: 1 finished" in done.stdout
+    assert "1 run: 1 finished" in done.stdout
 
 
 def seconds(*arguments: str) -> float:
