@@ -264,7 +264,8 @@ EQUAL = {
     "fixed size": Case(("privacy=fixed_size",)),
     "shuffled": Case(("privacy=shuffled",)),
     "average of iterates": Case(("averaging=exponential",)),
-    "empty shares": Case(("batch_size=1", "epochs=0.02")),
+    # A small step size: the noise of one sample would make a loss so large that its rounding shows.
+    "empty shares": Case(("batch_size=1", "epochs=0.02", "optim.lr=0.01")),
     "broken samples in process 1": Case(("algo=dcsgd_e",), broken_samples=slice(1, None, 10)),
     "little memory in process 1": Case((), little_memory),
     "no samples": Case(ONE, no_samples),
