@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from dpbench.config import compose_jobs, config_hash
 from dpbench.run import main
 from dpbench.step import PrivateStep
 
@@ -31,6 +33,12 @@ SMALL = (
     "epochs=0.1",
     "evaluation.every_steps=2",
 )
+
+
+@cache
+def hash_of(*overrides: str) -> str:
+    """Hash of the run that the overrides give."""
+    return config_hash(compose_jobs(overrides, multirun=False)[0].config)
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,21 @@
-"""The command line: what it refuses and how, sweeps, plans, help, and the identity of a run."""
+"""The command line: what it refuses and how, sweeps, and where it is started."""
 
 import csv
-import importlib
 import re
 import struct
-import subprocess
-import sys
-from functools import cache
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from cli import CONF, ROOT, SMALL, STEPS, Outcome, only_record, read, records, run, snapshot, started, status
+from cli import CONF, SMALL, STEPS, Outcome, hash_of, only_record, read, records, run, snapshot, started, status
 from helpers import accept_made_up_files, composed
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from rich.console import Console
 
-from dpbench import __version__
-from dpbench.cli import preview
 from dpbench.cli.table import Row, print_table
-from dpbench.config import compose_jobs, config_hash
 from dpbench.errors import UserError
 from dpbench.step import PrivateStep
-from dpbench.training import estimate
-from dpbench.training.budget import budget
 
 # arguments, what stands for field and value, what is said to be allowed
 BAD_INPUT = [
@@ -437,141 +428,6 @@ def test_a_sweep_of_one_value_is_a_sweep(tmp_path):
     assert len(table_of(tmp_path)) == len(records(tmp_path)) == 1
 
 
-# plan=true
-
-
-def test_a_plan_times_each_kind_of_step_once(tmp_path, monkeypatch):
-    timed = []
-    monkeypatch.setattr(estimate, "_timed", {})
-    monkeypatch.setattr(estimate, "seconds_of_step", lambda config, size: timed.append(config.algo["name"]) or 1.0)
-    grid = ("eps=inf", "optim.lr=0.1,0.5", "seed=0,1", "epochs=0.1,0.2")
-    assert run(tmp_path, "-m", "algo=dpsgd,disk", *grid, "plan=true").code == 0
-    assert sorted(timed) == ["disk", "dpsgd"]
-    models = ("eps=inf", "model=linear,mlp", "batch_size=64,128")
-    assert run(tmp_path, "-m", "algo=dpsgd", *models, "plan=true").code == 0
-    assert len(timed) == 5  # one of the four was known
-
-
-def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tmp_path):
-    outcome = run(tmp_path / "results", "eps=2", "seed=7", "plan=true")
-    config = compose_jobs([*SMALL, "eps=2", "seed=7"], multirun=False)[0].config
-    assert (outcome.code, outcome.err) == (0, "")
-    shown = next(line for line in outcome.out.splitlines() if config_hash(config) in line)
-    multiplier = f"{budget(config).noise_multiplier:.4f}"
-    assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
-    assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("stages", [("clip=none",), ("algo=dcsgd_p",), ("algo=adp",)])
-def test_plans_of_runs_without_noise(tmp_path, stages):
-    outcome = run(tmp_path, "eps=inf", "plan=true", *stages)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert "to run" in outcome.out
-
-
-def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
-    outcome = run(tmp_path, "privacy.noise_multiplier=0.1", "plan=true")
-    assert outcome.code == 2
-    assert outcome.error().startswith("privacy.noise_multiplier=0.1: ")
-
-
-def test_a_plan_of_a_large_model_needs_neither_its_weights_nor_data_nor_its_time(tmp_path, monkeypatch):
-    """A step of RoBERTa on 1,000 samples takes minutes on a CPU: its time follows from that of small ones."""
-    monkeypatch.setattr(preview, "seconds_of_training", pytest.fail)
-    root = f"data.root={tmp_path / 'none'}"
-    outcome = run(tmp_path, "dataset=sst2", "model=roberta_base", root, "device=cpu", "plan=true", settings=())
-    assert (outcome.code, outcome.err) == (0, "")
-    said = " ".join(outcome.out.split())
-    assert "dataset=sst2 is not complete here: " in said
-    assert "model.pretrained=FacebookAI/roberta-base is not here; a run looks for it on the Hugging Face hub" in said
-    assert "large models estimated from operation counts; nothing was run." in said
-
-
-def test_a_small_model_of_pretrained_weights_is_timed_without_them(tmp_path):
-    tiny = (
-        "model.width=24",
-        "model.image_size=32",
-        "model.heads=3",
-        "model.depth=1",
-        "model.pretrained=deit_tiny_patch16_224",
-    )
-    outcome = run(tmp_path, "dataset=digits", "model=vit_tiny", *tiny, "plan=true", settings=("batch_size=16",))
-    assert outcome.code == 0
-    assert "model.pretrained=deit_tiny_patch16_224 is not here; " in " ".join(outcome.out.split())
-    assert "guessed" not in outcome.out
-
-
-# --help
-
-
-@pytest.mark.parametrize("about", ["searchpath", "config", "defaults-tree"])
-def test_what_hydra_tells_of_itself_is_told(about):
-    """In a process of its own, where no command has looked for options yet."""
-    command = [sys.executable, "-m", "dpbench.run", "--info", about]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path):
-    outcome = run(tmp_path, "algo=disk", "--help")
-    assert (outcome.code, outcome.err) == (0, "")
-    shown = outcome.out.splitlines()
-    folders = {option.parent for option in CONF.glob("*/**/*.yaml") if "paper" not in option.parts}
-    assert CONF / "hydra" / "launcher" in folders
-    for folder in folders:
-        start = shown.index(f"  {folder.relative_to(CONF)}") + 1
-        section = shown[start : shown.index("", start)]
-        listed = [match[1] for line in section if (match := re.match(r"  [ *] (\S+)", line))]
-        assert sorted(listed) == sorted(path.stem for path in folder.glob("*.yaml"))
-    assert "schema" not in outcome.out
-    assert records(tmp_path) == []
-
-
-def test_what_only_some_runs_need_is_not_imported_at_the_start():
-    """Each takes half a second and more."""
-    slow = ("transformers", "torchvision", "dp_accounting", "scipy.optimize", "matplotlib", "jinja2", "wandb")
-    code = f"import sys, dpbench.run; print([name for name in {slow} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("module", ["run", "results.__main__", "data.__main__", "reproduce", "cli.privacy"])
-def test_every_command_tells_its_version(module, capsys):
-    assert importlib.import_module(f"dpbench.{module}").main(["--version"]) == 0
-    assert capsys.readouterr().out == f"dpbench {__version__}\n"
-
-
-def test_help_lists_options_of_a_folder_of_ones_own(tmp_path):
-    mine = tmp_path / "conf" / "algo" / "mine.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("# @package _global_\n# A method of mine.\nalgo:\n  name: mine\n  depth: 3\n")
-    outcome = run(tmp_path, "--help", "-cd", str(tmp_path / "conf"))
-    assert re.search(r"^    mine +A method of mine\.\n +algo\.depth$", outcome.out, re.MULTILINE)
-    assert re.search(r"^    disk  ", outcome.out, re.MULTILINE)
-    missing = run(tmp_path, "--help", "-cd", str(tmp_path / "nowhere"))
-    assert (missing.code, missing.error()) == (2, f"-cd {tmp_path / 'nowhere'}: no such folder")
-
-
-def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
-    shown = run(tmp_path, "-h", settings=()).out
-    defaults = compose_jobs([], multirun=False)[0]
-    for group, option in defaults.choices.items():
-        section = shown[shown.index(f"\n  {group}\n") :]
-        assert re.search(r"^  \* (\S+)", section, re.MULTILINE)[1] == option
-    for setting in ("eps", "delta", "seed", "device", "batch_size", "epochs", "results_dir", "force", "plan"):
-        assert re.search(rf"^  {setting}: \S", shown, re.MULTILINE)
-
-
-def test_cfg_prints_every_setting_and_trains_nothing(tmp_path):
-    outcome = run(tmp_path, "algo=disk", "eps=3", "--cfg", "job")
-    assert outcome.code == 0
-    assert "\neps: 3" in f"\n{outcome.out}"
-    assert "\n  kappa: 0.7\n" in outcome.out
-    assert records(tmp_path) == []
-
-
 # eps=inf
 
 
@@ -583,68 +439,6 @@ def test_without_a_budget_the_run_says_whether_it_clips(tmp_path, clip, word):
     summary = read(only_record(tmp_path), "summary.json")
     assert (summary["eps"], summary["private"], summary["noise_multiplier"]) == ("inf", False, 0.0)
     assert summary["clipped"] is (word == "on")
-
-
-# The identity of a run.
-
-
-@cache
-def hash_of(*overrides: str) -> str:
-    return config_hash(compose_jobs(overrides, multirun=False)[0].config)
-
-
-def test_the_hash_does_not_depend_on_how_a_number_is_typed():
-    assert hash_of("eps=8") == hash_of("eps=8.0") == hash_of("eps=8e0") == hash_of()
-    assert hash_of(f"delta={1437**-1.1}") == hash_of("delta='1/N^1.1'") == hash_of()
-
-
-def test_the_hash_does_not_depend_on_where_and_how_a_run_is_carried_out():
-    elsewhere = ["device=cpu", "results_dir=elsewhere", "data.root=elsewhere", "data.download=true", "micro_batch=7"]
-    shown = ["tracker=disabled", "tracker.project=other", "tracker.tags=[a]", "tracker.group=b", "force=true"]
-    assert hash_of(*elsewhere, *shown, "plan=true", "seed=5") == hash_of()
-
-
-def test_the_hash_does_not_depend_on_typing_what_is_the_default():
-    typed = ["algo=dpsgd", "filter=none", "clip=automatic", "batch_size=256", "epochs=40", "optim.lr=2"]
-    unused = ["dataset.suggested.lr.adam=0.5", "dataset.suggested.epochs=1"]
-    same_times = ["evaluation.every_epochs=null", "evaluation.every_steps=6"]
-    assert hash_of(*typed, *unused, *same_times) == hash_of()
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "eps=4",
-        "eps=inf",
-        "delta=1e-5",
-        "epochs=3",
-        "batch_size=128",
-        "clip=threshold",
-        "clip.stabiliser=0",
-        "threshold.norm=2",
-        "filter=momentum",
-        "query=two_point",
-        "optim.lr=0.1",
-        "schedule=cosine",
-        "model.hidden=[32]",
-        "privacy.accountant=rdp",
-        "algo=disk",
-    ],
-)
-def test_the_hash_depends_on(override):
-    assert hash_of(override) != hash_of()
-
-
-def test_an_algorithm_is_the_stages_it_names():
-    assert hash_of("algo=disk") == hash_of("query=two_point", "filter=exponential")
-    assert hash_of("algo=disk", "algo.kappa=0.6") == hash_of(
-        "query=two_point", "filter=exponential", "query.kappa=0.6", "filter.kappa=0.6"
-    )
-
-
-def test_a_pattern_over_algorithms_gives_the_algorithms_and_nothing_else():
-    jobs = compose_jobs(["algo=glob(*)"], multirun=True)
-    assert sorted(job.choices["algo"] for job in jobs) == sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 
 
 # A user's own options.

@@ -1,0 +1,79 @@
+"""--help and what else tells of a command without running anything."""
+
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+from cli import CONF, ROOT, records, run
+
+from dpbench import __version__
+from dpbench.config import compose_jobs
+
+
+@pytest.mark.parametrize("about", ["searchpath", "config", "defaults-tree"])
+def test_what_hydra_tells_of_itself_is_told(about):
+    """In a process of its own, where no command has looked for options yet."""
+    command = [sys.executable, "-m", "dpbench.run", "--info", about]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path):
+    outcome = run(tmp_path, "algo=disk", "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    shown = outcome.out.splitlines()
+    folders = {option.parent for option in CONF.glob("*/**/*.yaml") if "paper" not in option.parts}
+    assert CONF / "hydra" / "launcher" in folders
+    for folder in folders:
+        start = shown.index(f"  {folder.relative_to(CONF)}") + 1
+        section = shown[start : shown.index("", start)]
+        listed = [match[1] for line in section if (match := re.match(r"  [ *] (\S+)", line))]
+        assert sorted(listed) == sorted(path.stem for path in folder.glob("*.yaml"))
+    assert "schema" not in outcome.out
+    assert records(tmp_path) == []
+
+
+def test_what_only_some_runs_need_is_not_imported_at_the_start():
+    """Each takes half a second and more."""
+    slow = ("transformers", "torchvision", "dp_accounting", "scipy.optimize", "matplotlib", "jinja2", "wandb")
+    code = f"import sys, dpbench.run; print([name for name in {slow} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["run", "results.__main__", "data.__main__", "reproduce", "cli.privacy"])
+def test_every_command_tells_its_version(module, capsys):
+    assert importlib.import_module(f"dpbench.{module}").main(["--version"]) == 0
+    assert capsys.readouterr().out == f"dpbench {__version__}\n"
+
+
+def test_help_lists_options_of_a_folder_of_ones_own(tmp_path):
+    mine = tmp_path / "conf" / "algo" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# @package _global_\n# A method of mine.\nalgo:\n  name: mine\n  depth: 3\n")
+    outcome = run(tmp_path, "--help", "-cd", str(tmp_path / "conf"))
+    assert re.search(r"^    mine +A method of mine\.\n +algo\.depth$", outcome.out, re.MULTILINE)
+    assert re.search(r"^    disk  ", outcome.out, re.MULTILINE)
+    missing = run(tmp_path, "--help", "-cd", str(tmp_path / "nowhere"))
+    assert (missing.code, missing.error()) == (2, f"-cd {tmp_path / 'nowhere'}: no such folder")
+
+
+def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
+    shown = run(tmp_path, "-h", settings=()).out
+    defaults = compose_jobs([], multirun=False)[0]
+    for group, option in defaults.choices.items():
+        section = shown[shown.index(f"\n  {group}\n") :]
+        assert re.search(r"^  \* (\S+)", section, re.MULTILINE)[1] == option
+    for setting in ("eps", "delta", "seed", "device", "batch_size", "epochs", "results_dir", "force", "plan"):
+        assert re.search(rf"^  {setting}: \S", shown, re.MULTILINE)
+
+
+def test_cfg_prints_every_setting_and_trains_nothing(tmp_path):
+    outcome = run(tmp_path, "algo=disk", "eps=3", "--cfg", "job")
+    assert outcome.code == 0
+    assert "\neps: 3" in f"\n{outcome.out}"
+    assert "\n  kappa: 0.7\n" in outcome.out
+    assert records(tmp_path) == []

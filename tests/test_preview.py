@@ -1,0 +1,74 @@
+"""plan=true: what a command line would run, and what it would cost."""
+
+import re
+
+import pytest
+from cli import SMALL, STEPS, run
+
+from dpbench.cli import preview
+from dpbench.config import compose_jobs, config_hash
+from dpbench.training import estimate
+from dpbench.training.budget import budget
+
+
+def test_a_plan_times_each_kind_of_step_once(tmp_path, monkeypatch):
+    run(tmp_path, "plan=true")  # which measures the machine, where that was not done yet
+    timed = []
+    monkeypatch.setattr(estimate, "_timed", {})
+    monkeypatch.setattr(estimate, "seconds_of_step", lambda config, size: timed.append(config.algo["name"]) or 1.0)
+    grid = ("eps=inf", "optim.lr=0.1,0.5", "seed=0,1", "epochs=0.1,0.2")
+    assert run(tmp_path, "-m", "algo=dpsgd,disk", *grid, "plan=true").code == 0
+    assert sorted(timed) == ["disk", "dpsgd"]
+    models = ("eps=inf", "model=linear,mlp", "batch_size=64,128")
+    assert run(tmp_path, "-m", "algo=dpsgd", *models, "plan=true").code == 0
+    assert len(timed) == 5  # one of the four was known
+
+
+def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tmp_path):
+    outcome = run(tmp_path / "results", "eps=2", "seed=7", "plan=true")
+    config = compose_jobs([*SMALL, "eps=2", "seed=7"], multirun=False)[0].config
+    assert (outcome.code, outcome.err) == (0, "")
+    shown = next(line for line in outcome.out.splitlines() if config_hash(config) in line)
+    multiplier = f"{budget(config).noise_multiplier:.4f}"
+    assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
+    assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("stages", [("clip=none",), ("algo=dcsgd_p",), ("algo=adp",)])
+def test_plans_of_runs_without_noise(tmp_path, stages):
+    outcome = run(tmp_path, "eps=inf", "plan=true", *stages)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "to run" in outcome.out
+
+
+def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
+    outcome = run(tmp_path, "privacy.noise_multiplier=0.1", "plan=true")
+    assert outcome.code == 2
+    assert outcome.error().startswith("privacy.noise_multiplier=0.1: ")
+
+
+def test_a_plan_of_a_large_model_needs_neither_its_weights_nor_data_nor_its_time(tmp_path, monkeypatch):
+    """A step of RoBERTa on 1,000 samples takes minutes on a CPU: its time follows from that of small ones."""
+    monkeypatch.setattr(preview, "seconds_of_training", pytest.fail)
+    root = f"data.root={tmp_path / 'none'}"
+    outcome = run(tmp_path, "dataset=sst2", "model=roberta_base", root, "device=cpu", "plan=true", settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    said = " ".join(outcome.out.split())
+    assert "dataset=sst2 is not complete here: " in said
+    assert "model.pretrained=FacebookAI/roberta-base is not here; a run looks for it on the Hugging Face hub" in said
+    assert "large models estimated from operation counts; nothing was run." in said
+
+
+def test_a_small_model_of_pretrained_weights_is_timed_without_them(tmp_path):
+    tiny = (
+        "model.width=24",
+        "model.image_size=32",
+        "model.heads=3",
+        "model.depth=1",
+        "model.pretrained=deit_tiny_patch16_224",
+    )
+    outcome = run(tmp_path, "dataset=digits", "model=vit_tiny", *tiny, "plan=true", settings=("batch_size=16",))
+    assert outcome.code == 0
+    assert "model.pretrained=deit_tiny_patch16_224 is not here; " in " ".join(outcome.out.split())
+    assert "guessed" not in outcome.out
