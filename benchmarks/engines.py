@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -17,16 +16,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from benchmarks.mixtures import DISK, ONE_POINT, PMLF, Mixture, Pieces, probe_of, trained
+from benchmarks.models import Case
 from dpbench.clip import ThresholdClip
-from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 
 # Maps inputs and targets to the sum, in pieces whose concatenation is the flat vector: no engine pays for a copy that
 # it does not need.
 Compute = Callable[[Tensor, Tensor], Pieces]
-# Makes the computation for a model and a threshold. The model belongs to the engine from then on.
-Build = Callable[[nn.Module, float], Compute]
+# Makes the computation for the model of a case and a threshold.
+Build = Callable[[Case, float], Compute]
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,9 @@ def _taken_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return gradients
 
 
-def non_private(model: nn.Module, threshold: float) -> Compute:
+def non_private(case: Case, threshold: float) -> Compute:
     """Forward and backward pass without privacy."""
+    model = case.copy()
     parameters = trained(model)
 
     def compute(inputs: Tensor, targets: Tensor) -> Pieces:
@@ -68,13 +68,12 @@ def non_private(model: nn.Module, threshold: float) -> Compute:
 def dpbench(mixture: Mixture) -> Build:
     """One point or two, by dpbench."""
 
-    def build(model: nn.Module, threshold: float) -> Compute:
-        flat = FlatParameters(model)
-        engine = PerSampleGradients(model, flat, per_sample_loss)
-        clip = ThresholdClip()
-        weighted = [(mixture.current, flat.vector)]
+    def build(case: Case, threshold: float) -> Compute:
+        engine, clip = case.gradients, ThresholdClip()
+        iterate = engine.flat.vector
+        weighted = [(mixture.current, iterate)]
         if mixture.probe:
-            weighted.insert(0, (mixture.probe, probe_of(flat.vector)))
+            weighted.insert(0, (mixture.probe, probe_of(iterate)))
         points = [Point(weight, iterate) for weight, iterate in weighted]
 
         def compute(inputs: Tensor, targets: Tensor) -> Pieces:
@@ -90,10 +89,10 @@ def dpbench(mixture: Mixture) -> Build:
 def opacus_per_sample(wrap: Callable[[nn.Module], AbstractGradSampleModule]) -> Build:
     """An Opacus module that keeps per-sample gradients, which Opacus' optimizer then clips and sums."""
 
-    def build(model: nn.Module, threshold: float) -> Compute:
-        module = wrap(model)
+    def build(case: Case, threshold: float) -> Compute:
+        module = wrap(case.copy())
         optimizer = DPOptimizer(
-            torch.optim.SGD(trained(model), lr=0.1),
+            torch.optim.SGD(trained(module), lr=0.1),
             noise_multiplier=0.0,
             max_grad_norm=threshold,
             expected_batch_size=None,
@@ -124,8 +123,9 @@ def _expanded_weights(model: nn.Module) -> AbstractGradSampleModule:
     return GradSampleModuleExpandedWeights(model, loss_reduction="sum")
 
 
-def opacus_ghost(model: nn.Module, threshold: float) -> Compute:
+def opacus_ghost(case: Case, threshold: float) -> Compute:
     """Opacus' ghost clipping: norms in one backward pass, the sum in a second."""
+    model = case.copy()
     module = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", max_grad_norm=threshold)
     parameters = trained(model)
     optimizer = DPOptimizerFastGradientClipping(
@@ -147,7 +147,8 @@ def opacus_ghost(model: nn.Module, threshold: float) -> Compute:
 def vmap_grad(chunk: int) -> Build:
     """torch.func: per-sample gradients of a chunk of samples at a time."""
 
-    def build(model: nn.Module, threshold: float) -> Compute:
+    def build(case: Case, threshold: float) -> Compute:
+        model = case.copy()
         parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
         def loss(parameters: dict[str, Tensor], one_input: Tensor, one_target: Tensor) -> Tensor:
@@ -186,8 +187,3 @@ ENGINES: dict[str, Engine] = {
     "vmap_8": Engine("torch.func, chunks of 8", vmap_grad(8)),
     "vmap_32": Engine("torch.func, chunks of 32", vmap_grad(32)),
 }
-
-
-def build_engine(name: str, model: nn.Module, threshold: float) -> Compute:
-    """The computation of the named engine, on a copy of the model."""
-    return ENGINES[name].build(deepcopy(model), threshold)

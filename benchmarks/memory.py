@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.engines import build_engine
+from benchmarks.engines import ENGINES
 from benchmarks.models import build_case
 
 # Samples of the first warm-up, which loads libraries.
@@ -29,7 +29,7 @@ def peak_memory(name: str, engine: str, device: str, threads: int, small: bool) 
     torch.set_num_threads(threads)
     case = build_case(name, torch.device(device), small=small)
     # The threshold has no influence on memory.
-    compute = build_engine(engine, case.model, 1.0)
+    compute = ENGINES[engine].build(case, 1.0)
     compute(case.inputs[:WARMUP_SAMPLES], case.targets[:WARMUP_SAMPLES])
     peak_of = _peak_on_gpu if case.device.type == "cuda" else peak_on_cpu
     return peak_of(lambda: compute(case.inputs, case.targets))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset
+from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.models import CNN5, Model, WideResNet
+from dpbench.training.assemble import per_sample_loss
 
 # Built model, inputs and targets of a batch.
 Built = tuple[nn.Module, Tensor, Tensor]
@@ -39,6 +43,19 @@ class Case:
     def device(self) -> torch.device:
         """Where model and batch are."""
         return self.inputs.device
+
+    def copy(self) -> nn.Module:
+        """A model of one's own."""
+        return deepcopy(self.model)
+
+    @cached_property
+    def gradients(self) -> PerSampleGradients:
+        """dpbench's, of a copy of the model; all that dpbench computes shares them.
+
+        Finding the way to a model's gradients and comparing them with autograd's takes longer than all that is timed.
+        """
+        model = self.copy()
+        return PerSampleGradients(model, FlatParameters(model), per_sample_loss)
 
 
 @dataclass(frozen=True)

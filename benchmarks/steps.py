@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.mixtures import trained
+from benchmarks.models import Case
 from dpbench.clip import ThresholdClip
 from dpbench.filters import Exponential, Filter, Identity, RecursiveLowPass
-from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
@@ -29,8 +28,9 @@ LEARNING_RATE = 1e-3
 RELEASE = Release(sampling_rate=0.01, noise_multiplier=1.0)
 
 
-def non_private_step(model: nn.Module, threshold: float) -> Step:
+def non_private_step(case: Case, threshold: float) -> Step:
     """Forward pass, backward pass and SGD."""
+    model = case.copy()
     optimizer = torch.optim.SGD(trained(model), lr=LEARNING_RATE)
 
     def step(inputs: Tensor, targets: Tensor) -> None:
@@ -44,11 +44,12 @@ def non_private_step(model: nn.Module, threshold: float) -> Step:
 def private_step(make_query: Callable[[], Query], make_filter: Callable[[], Filter]) -> Callable[..., Step]:
     """The private step of dpbench with a query and a filter."""
 
-    def build(model: nn.Module, threshold: float) -> Step:
-        flat = FlatParameters(model)
+    def build(case: Case, threshold: float) -> Step:
+        gradients = case.gradients
+        flat = gradients.flat
         plan = Plan((Repeat(RELEASE, 1_000_000),))
         private = PrivateStep(
-            PerSampleGradients(model, flat, per_sample_loss),
+            gradients,
             query=make_query(),
             clip=ThresholdClip(),
             threshold=FixedThreshold(threshold),
@@ -69,11 +70,9 @@ def private_step(make_query: Callable[[], Query], make_filter: Callable[[], Filt
 
 NON_PRIVATE_STEP = "step_nonprivate"
 DPSGD_STEP = "step_dpsgd"
-# The first step of a query that remembers has one point. dpbench compares its gradients with autograd's in batches 1,
-# 4, 16, ...: the first of them are no rounds, and medians don't show the others.
-WARMUPS = 4
 
-STEPS: dict[str, tuple[str, Callable[[nn.Module, float], Step]]] = {
+# By name, the title and what makes the step for the model of a case.
+STEPS: dict[str, tuple[str, Callable[[Case, float], Step]]] = {
     NON_PRIVATE_STEP: ("non-private", non_private_step),
     DPSGD_STEP: ("DP-SGD", private_step(OnePoint, Identity)),
     "step_disk": ("DiSK", private_step(TwoPoint, Exponential)),
@@ -82,8 +81,3 @@ STEPS: dict[str, tuple[str, Callable[[nn.Module, float], Step]]] = {
         private_step(partial(LastIterates, length=2, decay=1.0), lambda: RecursiveLowPass(b=[0.15, -0.05], a=[-0.9])),
     ),
 }
-
-
-def build_step(name: str, model: nn.Module, threshold: float) -> Step:
-    """The named step, on a copy of the model."""
-    return STEPS[name][1](deepcopy(model), threshold)

@@ -45,7 +45,7 @@ def test_engines_repeat_themselves_and_leave_the_model_alone():
     case = small_case("cnn5_28")
     before = torch.nn.utils.parameters_to_vector(case.model.parameters()).clone()
     for name in engines.ENGINES:
-        compute = engines.build_engine(name, case.model, 1.0)
+        compute = engines.ENGINES[name].build(case, 1.0)
         first, second = (torch.cat([p.reshape(-1) for p in compute(case.inputs, case.targets)]) for _ in range(2))
         assert torch.allclose(first, second, rtol=1e-3, atol=1e-5), name
         assert first.shape == before.shape
@@ -54,15 +54,15 @@ def test_engines_repeat_themselves_and_leave_the_model_alone():
 
 
 def test_an_engine_that_fails_is_recorded_and_stops_nothing(monkeypatch):
-    def raising(model, threshold):
+    def raising(case, threshold):
         raise RuntimeError("no rule for /some/private/folder/layer.py\nand more")
 
-    def wrong(model, threshold):
-        compute = engines.non_private(model, threshold)
+    def wrong(case, threshold):
+        compute = engines.non_private(case, threshold)
         return lambda inputs, targets: [2 * piece for piece in compute(inputs, targets)]
 
-    def wearing_out(model, threshold):
-        compute, calls = engines.vmap_grad(8)(model, threshold), []
+    def wearing_out(case, threshold):
+        compute, calls = engines.vmap_grad(8)(case, threshold), []
 
         def run(inputs, targets):
             calls.append(None)
