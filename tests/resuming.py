@@ -104,6 +104,14 @@ def whole(config: RunConfig, results: Path, **settings: Any) -> dict[str, Any]:
     return found
 
 
+def noted(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The note beside a record of what was seen of its run, after changes to it."""
+    note = folder.with_name(f"{folder.name}.published")
+    content: dict[str, Any] = json.loads(note.read_text()) | changes
+    note.write_text(json.dumps(content))
+    return content
+
+
 def resumed_at(folder: Path) -> list[int]:
     return [part["step"] for part in read(folder, "provenance.json").get("resumed", [])]
 

@@ -1,10 +1,10 @@
 """One run in several processes: what a team trains is compared with one process, and each rule of it is broken."""
 
-import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from team_worker import (
 from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Shard, Split
 from dpbench.errors import UserError
+from dpbench.privacy.gaussian import SEEDED_NOISE
+from dpbench.tracking.published import Published
 from dpbench.training.distributed import TorchTeam
 
 Found = dict[str, Any]
@@ -373,13 +375,12 @@ def test_releases_that_were_seen_are_not_made_otherwise(tmp_path: Path, changed:
     record = only_record(tmp_path)
     (record / "status.json").write_text('{"status": "running"}')
     (record / "summary.json").unlink()
+    seen = Published(2, "cpu", SEEDED_NOISE, read(record, "ledger.json")["releases"][0]["noise_multipliers"][0])
     if changed == "device":
-        origin = read(record, "provenance.json")
-        (record / "provenance.json").write_text(json.dumps({**origin, "device": "NVIDIA A100-SXM4-40GB"}))
+        seen = replace(seen, device="NVIDIA A100-SXM4-40GB")
     else:
-        ledger = read(record, "ledger.json")
-        ledger["releases"][0]["noise_multipliers"][0] *= 1.01
-        (record / "ledger.json").write_text(json.dumps(ledger))
+        seen = replace(seen, noise_multiplier=1.01 * seen.noise_multiplier)
+    seen.write(record)
     outcome = torchrun(tmp_path)
     assert outcome.code == 1
     says = {"device": "would draw other batches and noise", "multiplier": "the same noise at two multipliers"}

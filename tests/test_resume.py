@@ -18,7 +18,19 @@ import pytest
 import torch
 from cli import raise_after, read, run, status
 from helpers import composed
-from resuming import STEPS, DropoutMLP, carried_out, checkpoints, outcome, resumed_at, signalled, stopped, tiny, whole
+from resuming import (
+    STEPS,
+    DropoutMLP,
+    carried_out,
+    checkpoints,
+    noted,
+    outcome,
+    resumed_at,
+    signalled,
+    stopped,
+    tiny,
+    whole,
+)
 from safetensors.torch import load_file
 
 from dpbench.config import Job, compose_jobs, conf_folder, config_hash
@@ -29,6 +41,7 @@ from dpbench.gradients import FusedGradients
 from dpbench.launch import execute
 from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
+from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
@@ -277,6 +290,7 @@ def test_no_release_is_made_again_with_the_same_noise_at_another_multiplier(tmp_
     for path in () if kept else folder.glob("*.pt"):
         path.unlink()
     before = outcome(folder)
+    carried_out(config, tmp_path)  # a second attempt, and a third
     carried_out(config, tmp_path)
     refusal = folder.with_name("0.refused").read_text()
     assert refusal.startswith("seed=0: this run made releases at noise multiplier ")
@@ -437,15 +451,9 @@ def test_a_run_begun_on_another_kind_of_device_is_left_alone(tmp_path):
 def test_published_steps_are_not_taken_again_on_another_kind_of_device(tmp_path, left, refused):
     """There the same seed draws other batches and other noise. All metrics were published up to step 6."""
     config = tiny()
-    folder = stopped(config, tmp_path, 7)
-    for path in folder.glob("checkpoint-*.pt"):
-        if int(path.stem.rpartition("-")[2]) not in left:
-            path.unlink()
-    if left == (2,):  # as if only that one could be read
-        there = stopped(tiny(), tmp_path / "other", 3)
-        shutil.copy(there / "checkpoint-00000002.pt", folder)
-    origin = read(folder, "provenance.json")
-    (folder / "provenance.json").write_text(json.dumps({**origin, "device": "NVIDIA A100-SXM4-40GB"}))
+    folder = with_checkpoints(left, tmp_path)
+    assert noted(folder)["device"] == "cpu"
+    noted(folder, device="NVIDIA A100-SXM4-40GB")
     before = outcome(folder)
     carried_out(config, tmp_path)
     note = RunRecord(tmp_path, config_hash(config), 0).take_refusal()
@@ -457,6 +465,71 @@ def test_published_steps_are_not_taken_again_on_another_kind_of_device(tmp_path,
     assert note.startswith("device=cpu: a run on NVIDIA A100-SXM4-40GB has published metrics of step 6; here the steps")
     assert f"after step {step} would draw other batches and noise" in note
     assert outcome(folder) == before
+
+
+def with_checkpoints(left, results):
+    """The folder of a run that stopped after step 7, with these checkpoints alone."""
+    folder = stopped(tiny(), results, 7)
+    for path in folder.glob("checkpoint-*.pt"):
+        if int(path.stem.rpartition("-")[2]) not in left:
+            path.unlink()
+    if left == (2,):  # as if only that one could be read
+        there = stopped(tiny(), results / "other", 3)
+        shutil.copy(there / "checkpoint-00000002.pt", folder)
+    return folder
+
+
+@pytest.mark.parametrize(("left", "refused"), [((), True), ((2,), True), ((6,), False)])
+def test_published_steps_are_not_taken_again_with_noise_of_another_version(tmp_path, left, refused):
+    folder = with_checkpoints(left, tmp_path)
+    noted(folder, noise=SEEDED_NOISE - 1)
+    carried_out(tiny(), tmp_path)
+    note = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    assert (note is not None) == refused
+    if refused:
+        assert note.startswith("seed=0: another version of dpbench has published metrics of step 6 of this run;")
+    else:
+        assert resumed_at(folder) == [6]
+
+
+@pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-40GB"}, {"noise": 1}, {"noise_multiplier": 1.01}])
+def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tmp_path, changed):
+    """It begins anew where the first attempt drew, and its record, which takes the other's place, ends earlier."""
+    folder = with_checkpoints((), tmp_path)
+    assert noted(folder) == {"step": 6, "device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
+    stopped(tiny(), tmp_path, 4, every=None)
+    assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
+    assert noted(folder)["step"] == 6
+    noted(folder, **changed)
+    carried_out(tiny(), tmp_path)
+    refusal = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    assert refusal is not None
+    assert "metrics of step 6" in refusal or "noise multiplier 1.01" in refusal
+    carried_out(tiny(), tmp_path, force=True)
+    assert status(folder) == "finished"
+
+
+def test_a_run_that_has_finished_tells_itself_what_was_seen_of_it(tmp_path):
+    folder = stopped(tiny(), tmp_path, 7)
+    assert folder.with_name("0.published").exists()
+    carried_out(tiny(), tmp_path)
+    assert [path.name for path in folder.parent.iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize(("device", "refused"), [("NVIDIA A100-SXM4-40GB", True), ("cpu, 64 threads", False)])
+def test_a_finished_record_that_is_moved_away_leaves_what_was_seen(tmp_path, device, refused):
+    (folder,), _ = carried_out(tiny(), tmp_path)
+    origin = read(folder, "provenance.json")
+    (folder / "provenance.json").write_text(json.dumps({**origin, "device": device}))
+    (folder / "metrics.jsonl").unlink()
+    _, said = carried_out(tiny(), tmp_path)
+    assert "its record is damaged" in said
+    refusal = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    assert (refusal is not None) == refused
+    if refused:
+        assert "has published metrics of step 10; here the steps after step 0" in refusal
+    else:
+        assert status(folder) == "finished"
 
 
 # Writing.

@@ -12,6 +12,10 @@ from typing_extensions import override
 
 from dpbench.privacy.key_stream import UNIT, KeyStream
 
+# Version of the numbers that `SeededGaussian` makes of a generator, to be raised when they change: runs that were seen
+# are not gone on with by another one.
+SEEDED_NOISE = 3
+
 # Independent standard normals that make one number of noise, whose sum over sqrt(4) is standard normal again.
 SUMMANDS = 4
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from dpbench.tracking.reading import Recorded
+from dpbench.tracking.published import Published
+from dpbench.tracking.reading import Recorded, is_seed
+from dpbench.training.devices import kind_of
 
 QUARANTINE = "quarantine"
 # Files that every finished run has, besides status and summary, without which it is damaged.
@@ -33,6 +36,8 @@ def _cut_short(record: Recorded) -> str | None:
 def set_aside(path: Path, results_dir: Path) -> Path:
     """Move a record, or what lies beside one, to <results_dir>/quarantine in one step; what is there already stays.
 
+    What was seen of a run stays noted where its record was.
+
     Returns:
         Where it is now.
 
@@ -46,4 +51,19 @@ def set_aside(path: Path, results_dir: Path) -> Path:
     while target.exists():
         attempt += 1
         target = results_dir / QUARANTINE / below.with_name(f"{below.name}.{attempt}")
+    if is_seed(path.name) and not Published.read(path).step:
+        _shown_by(path).write(path)
     return path.rename(target)
+
+
+def _shown_by(folder: Path) -> Published:
+    """What was seen of a run, as far as its record can be read."""
+    record = Recorded.read(folder)
+    device, releases = record.provenance.get("device"), record.ledger.get("releases")
+    last = record.metrics[-1]["step"] if record.metrics else record.summary.get("steps", math.inf)
+    return Published(
+        last,
+        device and kind_of(device),
+        record.provenance.get("seeded_noise"),
+        releases[0]["noise_multipliers"][0] if releases else None,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.training.devices import describe
 
 PACKAGES = (
@@ -68,6 +69,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {package: _version(package) for package in PACKAGES},
         "device": describe(device),
+        "seeded_noise": SEEDED_NOISE,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
     }
 

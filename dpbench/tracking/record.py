@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import yaml
 from dpbench.files import as_json, jsonable, write_atomically
 from dpbench.tracking.damage import damage_of, set_aside
 from dpbench.tracking.lock import Lock, lock_of
+from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
 
@@ -148,22 +148,10 @@ class RunRecord:
     def _refusal(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.refused")
 
-    def publish(self, step: int) -> None:
-        """Note beside the record, where no new attempt removes it, that what comes of so many steps is seen."""
+    def publish(self, published: Published) -> None:
+        """Note beside the record what is about to be seen."""
         with self._explained("nothing can be written beside"):
-            write_atomically(self._published(), str(step))
-
-    def published(self) -> float:
-        """The last step that `publish` noted, whatever became of the record; inf where the note can't be read."""
-        try:
-            return int(self._published().read_text())
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError):
-            return math.inf
-
-    def _published(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.published")
+            published.write(self.folder)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Write a JSON file."""

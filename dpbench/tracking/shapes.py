@@ -128,6 +128,7 @@ PROVENANCE = entries(
         "versions": maybe(entries({}, others=maybe(WORD))),
         "wall_seconds": maybe(NUMBER),
         "seeds_at_once": WHOLE,
+        "seeded_noise": WHOLE,
     }
 )
 _MEASURED = (*SCORES, "train_loss", "test_accuracy", "eps", "lr", "seconds")

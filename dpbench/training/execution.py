@@ -261,7 +261,7 @@ class Execution:
             summary: dict[str, Any] = {}
             try:
                 if status == Status.DIVERGED:  # of which everyone is told
-                    self.keeper.publish(len(ledger))
+                    self.keeper.publish(len(ledger), training)
                 summary = self._summary(training, spends)
                 self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
                 self.record.write("summary.json", summary)
@@ -276,7 +276,7 @@ class Execution:
                 status = status if status == Status.INTERRUPTED else Status.FAILED
             status = self._set_status(status, reason, trace)
             if status in FOR_GOOD:
-                self.keeper.remove()
+                self.keeper.remove(finished=status == Status.FINISHED)
             if tracker is not None:
                 tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
@@ -343,7 +343,7 @@ class Execution:
 
         def on_evaluation(metrics: Metrics) -> None:
             training.metrics.append(metrics)
-            self.keeper.publish(metrics.step)
+            self.keeper.publish(metrics.step, training)
             self.record.append_metrics(metrics.as_dict())
             self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
             tracker.log(metrics.as_dict(), metrics.step)

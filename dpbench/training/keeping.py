@@ -11,12 +11,12 @@ import torch
 
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
-from dpbench.files import read_json
 from dpbench.privacy import Ledger
+from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.stage import State, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
-from dpbench.tracking.reading import Recorded
+from dpbench.tracking.published import Published, forget
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
@@ -132,8 +132,7 @@ class Keeper:
                 self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
                 training = begin(None)
                 continue
-            self._refuse_to_repeat(step)
-            self._refuse_other_draws(training.parts.step.gradients.flat.vector.device, step)
+            self._refuse_otherwise(training.parts.step.gradients.flat.vector.device, step)
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
         self.refuse_beginning(training.parts.step.gradients.flat.vector.device, training.ledger)
@@ -151,37 +150,53 @@ class Keeper:
         """
         if self._config.force:
             return
-        self._refuse_to_repeat(0)
-        self._refuse_other_draws(device, 0)
-        self._refuse_to_rescale(ledger)
+        seen = self._refuse_otherwise(device, 0)
+        first, own = seen.noise_multiplier, _first_multiplier(ledger)
+        if seen.step and first is not None and not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
+            raise self._other_noise(first, own)
 
-    def _refuse_other_draws(self, device: torch.device, step: int) -> None:
-        """Seeded generators draw otherwise on another kind of device: steps that were seen would be other releases."""
-        earlier = Recorded.read(self._record.folder)
-        before, now = (
-            kind_of(str(earlier.provenance.get("device", ""))),
-            kind_of(describe(device)),
-        )
-        seen = max((int(line["step"]) for line in earlier.metrics), default=0)
-        if before not in ("", now) and seen > step:
+    def _refuse_otherwise(self, device: torch.device, step: int) -> Published:
+        """See resume.py: steps behind which something was seen are taken again only if they are the same releases.
+
+        Args:
+            device: where the run would go on.
+            step: after which it would.
+
+        Returns:
+            What was seen.
+
+        Raises:
+            UserError: they would be others.
+        """
+        seen = Published.read(self._record.folder)
+        if seen.step <= step:
+            return seen
+        if self._secure:
             raise UserError(
-                f"a run on {before} has published metrics of step {seen}; here the steps after step {step} would draw "
-                "other batches and noise, beyond the run's eps: go on there, take another seed, or force=true where "
-                "nothing of that was seen",
+                f"metrics of step {seen.step:.0f} are published, and without a checkpoint of it the steps after step "
+                f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
+                "whose eps adds to that of this one",
+                field="privacy.secure_noise",
+                value=True,
+            )
+        # Seeded generators draw otherwise on another kind of device.
+        if seen.device not in (None, kind_of(describe(device))):
+            raise UserError(
+                f"a run on {seen.device} has published metrics of step {seen.step:.0f}; here the steps after step "
+                f"{step} would draw other batches and noise, beyond the run's eps: go on there, take another seed, or "
+                "force=true where nothing of that was seen",
                 field="device",
                 value=self._config.device,
             )
-
-    def _refuse_to_rescale(self, ledger: Ledger) -> None:
-        """See resume.py: releases that were seen are not made again with the same noise at another multiplier."""
-        seen = read_json(self._record.folder / "ledger.json").get("releases")
-        own = ledger.plan.runs[0].release.noise_multiplier if len(ledger.plan) else 0.0
-        try:
-            first = float(seen[0]["noise_multipliers"][0]) if seen else own
-        except (LookupError, TypeError, ValueError):  # damaged
-            return
-        if not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
-            raise self._other_noise(first, own)
+        if seen.noise not in (None, SEEDED_NOISE):
+            raise UserError(
+                f"another version of dpbench has published metrics of step {seen.step:.0f} of this run; with this one "
+                f"the steps after step {step} would draw other noise, beyond the run's eps: go on with that version, "
+                "take another seed, or force=true where nothing of that was seen",
+                field="seed",
+                value=self._config.seed,
+            )
+        return seen
 
     def _other_noise(self, multiplier: float, own: float) -> UserError:
         return UserError(
@@ -214,25 +229,29 @@ class Keeper:
             training.parts.micro_batch = content["micro_batch"]
         return training
 
-    def publish(self, step: int) -> None:
-        """Note that metrics of a step are about to be seen, where the run could not take it again as it was."""
-        if self._secure:
-            self._record.publish(step)
+    def publish(self, step: int, training: Training) -> None:
+        """Note that metrics of a step of a run are about to be seen."""
+        if self._config.force or Published.read(self._record.folder).step < step:
+            device = describe(training.parts.step.gradients.flat.vector.device)
+            own = Published(step, kind_of(device), SEEDED_NOISE, _first_multiplier(training.ledger))
+            self._record.publish(own)
 
-    def _refuse_to_repeat(self, step: int) -> None:
-        """With secure noise, steps behind which something was published are not taken again."""
-        if self._secure and (published := self._record.published()) > step:
-            raise UserError(
-                f"metrics of step {published:g} are published, and without a checkpoint of it the steps after step "
-                f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
-                "whose eps adds to that of this one",
-                field="privacy.secure_noise",
-                value=True,
-            )
+    def remove(self, *, finished: bool) -> None:
+        """Remove all checkpoints of a run that has ended, and of one that tells itself what was seen of it the note.
 
-    def remove(self) -> None:
-        """Remove all checkpoints, for the run has ended."""
+        That stays with secure noise: whatever becomes of the record, nothing of the run can ever be repeated.
+
+        Args:
+            finished: whether it has taken all its steps.
+        """
         Checkpoints(self._record.working).remove()
+        if finished and not self._secure:
+            forget(self._record.folder)
+
+
+def _first_multiplier(ledger: Ledger) -> float:
+    """That of the first release; 0 where there is none."""
+    return ledger.plan.runs[0].release.noise_multiplier if len(ledger.plan) else 0.0
 
 
 def final_weights(parts: Assembly) -> bytes:
