@@ -226,6 +226,11 @@ SLIPS = {
         PACKAGE + "defaults:\n  - override /filter: exponential\n  - _self_\n" + NAMED + "  kappa: ???\n",
         "algo.kappa=???: expected a value",
     ),
+    "a setting without the stage that takes it": (
+        PACKAGE + NAMED + "  kappa: 0.7\n",
+        "algo.kappa=0.7: algo/mine.yaml sets it, but no stage that it chooses reads it; "
+        "filter=exponential or noise=disk_released or query=two_point would",
+    ),
     "a reference to nothing": (
         PACKAGE + "optim:\n  lr: ${algo.lr}\n" + NAMED,
         "optim.lr: it takes its value from algo.lr, which nothing sets; set one of the two",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -42,8 +43,9 @@ def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Se
         chosen: name of the algorithm.
 
     Raises:
-        UserError: one of the settings was typed, or no option of any group reads it.
+        UserError: one of the settings was typed, or no option that was replaced could read it.
     """
+    replaced = {line.partition("=")[0] for line in typed}
     for name, value in settings.items():
         field = f"algo.{name}"
         for line in typed:
@@ -51,12 +53,23 @@ def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Se
                 raise UserError(f"{line}: no stage that is chosen here reads it; leave it out")
         if name == "algo" and isinstance(value, dict):
             raise UserError(f"algo/{chosen}.yaml lacks the line # @package _global_ at its beginning")
-        known = _read_by_any([conf_folder(), *folders])
-        if name not in known:
-            close = most_like(name, sorted(known))
+        readers = _readers([conf_folder(), *folders])
+        if name not in readers:
+            close = most_like(name, sorted(readers))
             hint = f"; did you mean algo.{close}?" if close else f"; an option would, by ${{{field}}}"
             raise UserError(f"algo/{chosen}.yaml sets it, but nothing reads it{hint}", field=field, value=value)
+        if not any(option.partition("=")[0] in replaced for option in readers[name]):
+            would = " or ".join(sorted(readers[name]))
+            message = f"algo/{chosen}.yaml sets it, but no stage that it chooses reads it; {would} would"
+            raise UserError(message, field=field, value=value)
 
 
-def _read_by_any(folders: Sequence[Path]) -> set[str]:
-    return {name for folder in folders for file in options(folder) for name in READ.findall(file.read_text())}
+def _readers(folders: Sequence[Path]) -> dict[str, set[str]]:
+    """Which options read a setting of an algorithm."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for folder in folders:
+        for file in options(folder):
+            option = "=".join(file.relative_to(folder).with_suffix("").parts)
+            for name in READ.findall(file.read_text()):
+                found[name].add(option)
+    return found
