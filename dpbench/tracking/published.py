@@ -1,0 +1,57 @@
+"""What was seen of a run, noted beside its record, where no new attempt at it removes the note."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dpbench.files import write_atomically
+
+SUFFIX = "published"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was seen of a run, and how it drew what went before.
+
+    Attributes:
+        step: the last one whose metrics were seen; 0 where nothing was, inf where the note can't be read.
+        device: kind of device that drew batches and noise, as `devices.kind_of` has it; None where that is not known.
+        noise: version of its seeded noise (privacy/gaussian.py); None where that is not known.
+        noise_multiplier: of the first release; None where that is not known.
+    """
+
+    step: float = 0
+    device: str | None = None
+    noise: int | None = None
+    noise_multiplier: float | None = None
+
+    @classmethod
+    def read(cls, record: Path) -> Published:
+        """The note beside a record."""
+        try:
+            content = json.loads(_note(record).read_text())
+            return cls(float(content["step"]), content["device"], content["noise"], content["noise_multiplier"])
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, LookupError, TypeError):
+            return cls(step=math.inf)
+
+    def write(self, record: Path) -> None:
+        """Leave the note beside a record; it is on disk when this returns.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        write_atomically(_note(record), json.dumps(asdict(self)) + "\n")
+
+
+def forget(record: Path) -> None:
+    """Remove the note: the record has finished, and tells itself."""
+    _note(record).unlink(missing_ok=True)
+
+
+def _note(record: Path) -> Path:
+    return record.with_name(f"{record.name}.{SUFFIX}")

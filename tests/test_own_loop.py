@@ -1,0 +1,66 @@
+"""docs/own_loop.md: the program that it shows does what it says."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from cli import ROOT
+from dp_accounting import dp_event, pld
+
+from dpbench.privacy import BudgetError
+
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
+
+
+def changed(old: str, new: str, program: str = PROGRAM) -> str:
+    assert old in program
+    return program.replace(old, new)
+
+
+def carried_out(program: str) -> dict:
+    names: dict = {}
+    torch.manual_seed(0)  # weights
+    exec(compile(program, "own_loop.md", "exec"), names)
+    return names
+
+
+# As the page says of experiments, and of fewer steps.
+SEEDED = changed("SecureGaussian()", "SeededGaussian(torch.Generator().manual_seed(1))")
+SEEDED = changed("import SecureGaussian", "import SeededGaussian", SEEDED)
+SEEDED = changed('SecureUniform(torch.device("cpu"))', "SeededUniform(torch.Generator().manual_seed(2))", SEEDED)
+SEEDED = changed("import SecureUniform", "import SeededUniform", SEEDED)
+SEEDED = changed("256, 200, 3.0", "256, 20, 3.0", SEEDED)
+
+
+def test_it_trains_within_its_eps(capsys):
+    names = carried_out(PROGRAM)
+    assert names["accuracy"] > 0.9
+    assert re.fullmatch(r"9\d\.\d% of the digits .* at eps=[23]\.\d{3}, delta=1e-05\n", capsys.readouterr().out)
+    rate, multiplier = names["batch"] / names["size"], names["noise_multiplier"]
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)), names["steps"])
+    assert accountant.get_epsilon(1e-5) == pytest.approx(names["ledger"].epsilon(), rel=1e-3)
+    assert names["ledger"].epsilon() <= 3
+
+
+def test_a_release_beyond_the_plan_is_refused_before_it_is_made():
+    names = carried_out(SEEDED)
+    before = names["flat"].vector.clone()
+    with pytest.raises(BudgetError):
+        names["step"]([(names["inputs"][:9], names["labels"][:9])])
+    assert torch.equal(names["flat"].vector, before)
+
+
+def test_seeded_sources_repeat_it_bit_for_bit_and_secure_ones_do_not():
+    one, other = (carried_out(SEEDED)["flat"].vector for _ in range(2))
+    assert torch.equal(one, other)
+    secure = changed("256, 200, 3.0", "256, 20, 3.0")
+    assert not torch.equal(*(carried_out(secure)["flat"].vector for _ in range(2)))
+
+
+def test_batches_without_samples_are_steps_of_noise():
+    """At an expected batch of one, about a third of the draws are empty."""
+    names = carried_out(changed("256, 20, 3.0", "1, 20, 3.0", SEEDED))
+    assert len(names["ledger"]) == 20
+    assert np.isfinite(names["flat"].vector.numpy()).all()
