@@ -86,6 +86,23 @@ def test_a_given_multiplier_is_turned_into_eps(capsys):
     assert "poisson, central limit (not a bound)" in rows
 
 
+def test_a_multiplier_that_spends_more_than_a_run_may_is_told_of_like_any_other(capsys):
+    assert main([*SMALL, "privacy.noise_multiplier=0.4", "privacy.accountant=rdp"]) == 0
+    out = capsys.readouterr().out
+    spent = float(table(out)["poisson, rdp"][0])
+    assert spent > 8
+    refused = f"noise multiplier 0.4: a run of it is refused. privacy.noise_multiplier=0.4: spends eps={spent:.4g} over"
+    assert refused in " ".join(out.split())
+
+
+def test_seeds_change_nothing(capsys):
+    outs = []
+    for typed in ((), ("seeds=3", "-m"), ("seed=4,5",)):
+        assert main([*SMALL, *typed, "privacy.accountant=rdp", "eps=8", "--grid", "1"]) == 0
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] == outs[2]
+
+
 def test_other_releases_and_other_accounting_are_said(capsys):
     assert main([*SMALL, "algo=dcsgd_p", "privacy=as_published", "--grid", "1"]) == 0
     out = capsys.readouterr().out

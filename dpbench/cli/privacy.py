@@ -22,7 +22,7 @@ from dpbench.privacy.guarantee import statement
 from dpbench.privacy.plan import Repeat
 from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
-from dpbench.training.budget import budget
+from dpbench.training.budget import OverspentError, budget
 from dpbench.training.calibrating import calibrating
 from dpbench.wording import NOTHING
 
@@ -58,7 +58,8 @@ def _main(typed: list[str]) -> int:
     allowed = f"a whole number from 1 to {LARGEST_GRID}"
     require(1 <= options.grid <= LARGEST_GRID, "--grid", options.grid, allowed)
     register()
-    overrides = [quoted(override) for override in options.overrides]
+    # What a run spends is the same for all seeds.
+    overrides = [quoted(line) for line in options.overrides if not line.startswith(("seed=", "seeds="))]
     _print(compose_jobs(overrides, multirun=True, config_dirs=folders), options.grid, make_console())
     return OK
 
@@ -97,7 +98,11 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
         )
         _print_rows(_table("noise multiplier of each training", columns), tuned, private, console)
     for job, name in zip(private, columns, strict=True):
-        found = budget(job.config)
+        try:
+            found = budget(job.config)
+        except OverspentError as refusal:  # it was asked what it spends, and told
+            console.print(f"\n{name}: a run of it is refused. {refusal}")
+            continue
         plan = job.config.release_plan().scaled(found.noise_multiplier)
         text = statement(
             plan,
@@ -133,7 +138,8 @@ def _cells(find: Find, jobs: list[Job]) -> list[str]:
 
 def _column(job: Job, jobs: list[Job]) -> str:
     if len(jobs) == 1:
-        return f"eps={job.config.eps:g}"
+        given = job.config.privacy.noise_multiplier
+        return f"eps={job.config.eps:g}" if given is None else f"noise multiplier {given:g}"
     common = set.intersection(*(set(other.overrides) for other in jobs))
     return " ".join(line for line in job.overrides if line not in common)
 

@@ -14,6 +14,10 @@ from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
 
 
+class OverspentError(UserError):
+    """A configured multiplier would spend more than eps."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """What a run may spend.
@@ -37,8 +41,8 @@ def budget(config: RunConfig) -> Budget:
     """The calibrated multiplier, or the configured one if it stays within eps.
 
     Raises:
-        UserError: the configured multiplier would spend more than eps, no multiplier can reach eps, or the noise of a
-            step is beyond float32.
+        OverspentError: the configured multiplier would.
+        UserError: no multiplier can reach eps, or the noise of a step is beyond float32.
     """
     if math.isinf(config.eps):
         return Budget(0.0, math.inf)
@@ -97,7 +101,7 @@ def affords(config: RunConfig, multiplier: float) -> bool:
 
 def _require_within(config: RunConfig, given: float, spent: float, where: str) -> None:
     if spent > config.eps:
-        raise UserError(
+        raise OverspentError(
             f"spends eps={spent:.4g} {where}, more than eps={config.eps:g}; leave it null to calibrate it",
             field="privacy.noise_multiplier",
             value=given,
