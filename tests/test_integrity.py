@@ -76,7 +76,7 @@ DAMAGE = [
 
 def test_whole_records_are_well(store):
     outcome = results(store, "check")
-    assert (outcome.code, outcome.out) == (0, "1 records looked at: all is well\n")
+    assert (outcome.code, outcome.out) == (0, "1 record looked at: all is well\n")
 
 
 @pytest.mark.parametrize(("damage", "says"), DAMAGE)
@@ -88,7 +88,7 @@ def test_what_is_wrong_with_a_record_is_said_in_a_line(store, record, damage, sa
     (line, total) = outcome.out.splitlines()
     assert line.startswith(f"runs/{record.parent.name}/0: ")
     assert says in line
-    assert total == "1 records looked at: 1 problems found; quarantine=true moves it away"
+    assert total == "1 record looked at: 1 problem found; quarantine=true moves it away"
 
 
 def test_an_eps_that_is_only_published_is_compared_with_its_own_target(store, record):
@@ -185,7 +185,7 @@ def test_a_run_that_was_killed_is_told_from_one_under_way(store, record):
 def test_only_what_is_named_is_looked_at(store, record):
     shutil.copytree(record, record.with_name("3"))
     digest = record.parent.name
-    assert results(store, "check", f"{digest}/0").out == "1 records looked at: all is well\n"
+    assert results(store, "check", f"{digest}/0").out == "1 record looked at: all is well\n"
     assert results(store, "check", digest).code == 1, "the copy is of seed 0"
     assert results(store, "check", "ffff").error() == "ffff: no record has a hash that begins so"
 

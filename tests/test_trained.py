@@ -46,6 +46,16 @@ def test_images_are_classified_as_the_record_says(tmp_path, data_root, typed):
     assert share(as_documented(record, test.images), test.labels) == pytest.approx(recorded(record), abs=1e-3)
 
 
+def test_images_are_taken_as_they_are_stored_and_in_no_other_scale(tmp_path):
+    trained = load_trained(trained_by(tmp_path, "epochs=0.3"))
+    pixels = torch.arange(64).remainder(17).view(1, 1, 8, 8)
+    mean, std = trained.dataset.mean[0], trained.dataset.std[0]
+    expected = (pixels.double() / 16 - mean) / std
+    torch.testing.assert_close(trained.inputs(pixels.to(torch.uint8)).double(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UserError, match="dataset=digits: has pixels that are whole numbers from 0 to 16, not float32"):
+        trained.inputs(pixels / 16)
+
+
 @pytest.fixture
 def texts(tmp_path) -> Path:
     (tmp_path / "data/mine").mkdir(parents=True)

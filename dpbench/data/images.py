@@ -16,7 +16,7 @@ from dpbench.data.image_sources import IMAGES
 from dpbench.data.own import own_images, require_name
 from dpbench.data.sources import ImageSource, Shape
 from dpbench.data.splits import Split, Splits
-from dpbench.errors import require
+from dpbench.errors import UserError, require
 
 
 @dataclass
@@ -95,6 +95,10 @@ class ImageDataset(Dataset):
     def inputs(self, samples: Any, root: Path) -> Tensor:
         images = torch.as_tensor(samples)
         self._require_shape(images)
+        if images.is_floating_point():  # of which scale nobody can tell
+            kind = str(images.dtype).removeprefix("torch.")
+            wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {kind}"
+            raise UserError(wanted, field="dataset", value=self.name)
         normalised, _ = self._split(images, torch.zeros(len(images))).take(slice(None))
         return normalised
 

@@ -19,7 +19,7 @@ from dpbench.tracking.damage import set_aside
 from dpbench.tracking.index import Progress
 from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_of
 from dpbench.tracking.status import Status
-from dpbench.wording import duration, seconds_of
+from dpbench.wording import duration, number_of, seconds_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     if progress is not None and folders:
         progress(len(folders), len(folders))
     hint = "; quarantine=true moves it away" if wrong and not move else ""
-    console.print(f"{records:,} records looked at: {f'{wrong:,} problems found' if wrong else 'all is well'}{hint}")
+    found = f"{number_of(wrong, 'problem')} found" if wrong else "all is well"
+    console.print(f"{number_of(records, 'record')} looked at: {found}{hint}")
     return not wrong
 
 
