@@ -31,7 +31,6 @@ from scipy.optimize import linprog
 from dpbench.audit import AuditSettings, audit
 from dpbench.audit.__main__ import main
 from dpbench.audit.bounds import (
-    gaussian_eps,
     mu_at_least,
     noticeable_factor,
     one_run_eps_at_least,
@@ -47,6 +46,7 @@ from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
 from dpbench.filters import Exponential
 from dpbench.privacy import Ledger
+from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.query import Point
 from dpbench.tracking.reading import read_audits
@@ -121,19 +121,6 @@ def test_mu_is_covered_as_often_as_stated_and_reached_in_the_limit(mu, rate):
 def test_no_mu_explains_that_a_sampled_canary_is_found_more_often_than_it_is_sampled():
     assert mu_at_least(0, 2000, 1000, 2000, 0.05, sampling_rate=0.3) == math.inf
     assert mu_at_least(500, 1000, 500, 1000, 0.05) == 0.0
-
-
-@pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("delta", [1e-6, 1e-3])
-def test_eps_of_a_gaussian_solves_the_closed_form(mu, delta):
-    eps = gaussian_eps(mu, delta)
-    cdf = stats.norm.cdf
-    assert cdf(mu / 2 - eps / mu) - math.exp(eps) * cdf(-mu / 2 - eps / mu) == pytest.approx(delta, rel=1e-4)
-
-
-def test_eps_of_a_gaussian_is_0_where_delta_is_its_total_variation():
-    assert gaussian_eps(0.1, 2 * stats.norm.cdf(0.05) - 1) == 0
-    assert gaussian_eps(0.0, 1e-6) == 0
 
 
 def test_noticeable_factor_is_that_at_which_the_bound_reaches_the_claim():

@@ -11,7 +11,6 @@ from results_command import results
 from torch import nn
 
 from dpbench.audit import AuditSettings
-from dpbench.audit.bounds import gaussian_eps
 from dpbench.audit.canaries import canary_samples, with_canaries
 from dpbench.audit.one_run import attack_run
 from dpbench.audit.tap import Tap
@@ -19,6 +18,7 @@ from dpbench.clip import ThresholdClip
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from dp_accounting import get_epsilon_gaussian
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
@@ -53,13 +52,6 @@ def mu_at_least(
         return 0.0
     taking_part = (found - (1 - sampling_rate) * fpr) / sampling_rate
     return float(ndtri(taking_part) - ndtri(fpr)) if taking_part < 1 else math.inf
-
-
-def gaussian_eps(mu: float, delta: float) -> float:
-    """Smallest eps at delta of the Gaussian mechanism with sensitivity mu and unit noise, exact (Balle & Wang 2018)."""
-    if mu == 0 or delta >= 2 * ndtr(mu / 2) - 1:  # the total variation distance
-        return 0.0
-    return float(get_epsilon_gaussian(1 / mu, delta))
 
 
 def noticeable_factor(mu: float, runs: int, risk: float) -> float:

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpbench.audit.bounds import gaussian_eps, mu_at_least, noticeable_factor
+from dpbench.audit.bounds import mu_at_least, noticeable_factor
 from dpbench.audit.result import Finding
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, Target, releases_since
 from dpbench.config import RunConfig, config_hash
 from dpbench.gradients import MicroBatch
 from dpbench.privacy import Plan, Release, epsilon
+from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.privacy.uniform import SeededUniform
 from dpbench.training.randomness import generator, global_stream

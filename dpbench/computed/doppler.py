@@ -9,7 +9,15 @@ import numpy as np
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style
 from dpbench.computed.common import curve, values_of
-from dpbench.computed.responses import LONG, filter_of, gain_of, gains_of, half_power, impulse_response
+from dpbench.computed.responses import (
+    FREQUENCIES,
+    LONG,
+    filter_of,
+    gains_of,
+    impulse_response,
+    number_of_response,
+    response_panels,
+)
 from dpbench.filters import Butterworth, RecursiveLowPass
 
 # The filters of Table 2 and of Table 4, by their names in the tables and in conf/filter.
@@ -21,8 +29,6 @@ MAIN = {
     "2nd-order": "second",
 }
 ADDITIONAL = {name: name for name in ("f1", "f2", "f3", "f4", "f5", "f6")}
-
-SHOWN_STEPS = 50
 
 # Of the illustration: lag at which the gradient's correlation has fallen to zero, and lags on each side.
 REACH = 4
@@ -56,34 +62,17 @@ def responses_of_filters(artefact: Artefact) -> Computed:
     responses = {option: impulse_response(filter_of(option), LONG) for option in (*MAIN.values(), *ADDITIONAL.values())}
 
     def number(cell: Cell) -> float:
-        name, option = cell.at["number"], cell.overrides["filter"]
-        low_pass, kappa = filter_of(option), responses[option]
-        match name.split():
-            case ["power"]:
-                return float((kappa**2).sum())
-            case ["delay"]:
-                return float(np.arange(LONG) @ kappa)
-            case ["cut"]:
-                return half_power(low_pass)
-            case ["H", frequency]:
-                return gain_of(low_pass, float(frequency))
-            case _:
-                return float(kappa[int(name.removeprefix("k_"))])
+        option = cell.overrides["filter"]
+        return number_of_response(filter_of(option), responses[option], cell.at["number"])
 
-    steps, frequencies = np.arange(SHOWN_STEPS + 1), np.linspace(0, 0.5, 501)
-    panels = []
+    panels: list[Panel] = []
     for letters, table, names in (("ab", "Table 2", MAIN), ("cd", "Table 4", ADDITIONAL)):
-        filters = {name: filter_of(option) for name, option in names.items()}
-        in_time = [curve(name, steps, responses[option][: len(steps)]) for name, option in names.items()]
-        gains = [curve(name, frequencies, gains_of(one, frequencies)) for name, one in filters.items()]
-        panels += [
-            Panel(f"{letters[0]}: time, {table}", Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
-            Panel(f"{letters[1]}: frequency, {table}", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
-        ]
-    resonant = gains_of(filter_of("f6"), frequencies)
+        titles = (f"{letters[0]}: time, {table}", f"{letters[1]}: frequency, {table}")
+        panels += response_panels(names, responses, titles)
+    resonant = gains_of(filter_of("f6"), FREQUENCIES)
     negative = [option for option, kappa in responses.items() if kappa.min() < 0]
     remarks = (
-        f"f6 is resonant: its gain is {resonant.max():.3f} at ν = {frequencies[resonant.argmax()]:.3f}.",
+        f"f6 is resonant: its gain is {resonant.max():.3f} at ν = {FREQUENCIES[resonant.argmax()]:.3f}.",
         f"{' and '.join(negative)} have negative κ_τ, which the proof of the paper's Theorem 2 does not cover.",
     )
     return Computed(values_of(artefact, number), tuple(panels), remarks)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed_file import Axis, Computed, Panel, Style
 from dpbench.computed.common import curve, values_of
-from dpbench.computed.responses import LONG, filter_of, gain_of, gains_of, impulse_response
+from dpbench.computed.responses import LONG, filter_of, impulse_response, number_of_response, response_panels
 from dpbench.query import LastIterates
 
-SHOWN_STEPS = 50
 DECAYS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 LENGTHS = range(1, 7)
 
@@ -24,24 +21,9 @@ def responses_of_filters(artefact: Artefact) -> Computed:
 
     def number(cell: Cell) -> float:
         option = cell.overrides["filter"]
-        kappa = responses[option]
-        match cell.at["number"]:
-            case "power":
-                return float((kappa**2).sum())
-            case "delay":
-                return float(np.arange(LONG) @ kappa)
-            case "H 0.5":
-                return gain_of(filter_of(option), 0.5)
-            case name:
-                return float(kappa[int(name.removeprefix("k_"))])
+        return number_of_response(filter_of(option), responses[option], cell.at["number"])
 
-    steps, frequencies = range(SHOWN_STEPS + 1), np.linspace(0, 0.5, 501)
-    in_time = [curve(name, steps, responses[option][: len(steps)]) for name, option in options.items()]
-    gains = [curve(name, frequencies, gains_of(filter_of(option), frequencies)) for name, option in options.items()]
-    panels = (
-        Panel("time", Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
-        Panel("frequency", Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
-    )
+    panels = tuple(response_panels(options, responses, ("time", "frequency")))
     return Computed(values_of(artefact, number), panels, ("LP8 is no filter.",))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
@@ -10,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from dpbench.computed.common import composed
+from dpbench.claims.computed_file import Axis, Panel
+from dpbench.computed.common import composed, curve
 from dpbench.filters import RecursiveLowPass
 from dpbench.spectra import frequency_response
 
@@ -18,6 +20,9 @@ Array = NDArray[np.float64]
 
 # The slowest pole of the papers' filters is 0.9219: after so many steps nothing is left in floating point.
 LONG = 1000
+# Of a plot.
+SHOWN_STEPS = 50
+FREQUENCIES = np.linspace(0, 0.5, 501)
 
 
 def filter_of(option: str) -> RecursiveLowPass:
@@ -58,3 +63,41 @@ def half_power(low_pass: RecursiveLowPass) -> float:
     after = int(np.argmax(gains_of(low_pass, grid) < math.sqrt(0.5)))
     root = brentq(lambda nu: gain_of(low_pass, nu) - math.sqrt(0.5), grid[after - 1], grid[after], xtol=1e-12)
     return float(root)
+
+
+def number_of_response(low_pass: RecursiveLowPass, kappa: Array, name: str) -> float:
+    """A number of a filter: its noise power, its mean delay, its cut-off, the gain "H ν" or κ_τ as "k_τ".
+
+    Args:
+        low_pass: the filter.
+        kappa: its impulse response over `LONG` steps.
+        name: of the number.
+    """
+    match name.split():
+        case ["power"]:
+            return float((kappa**2).sum())
+        case ["delay"]:
+            return float(np.arange(LONG) @ kappa)
+        case ["cut"]:
+            return half_power(low_pass)
+        case ["H", frequency]:
+            return gain_of(low_pass, float(frequency))
+        case _:
+            return float(kappa[int(name.removeprefix("k_"))])
+
+
+def response_panels(options: Mapping[str, str], responses: Mapping[str, Array], titles: tuple[str, str]) -> list[Panel]:
+    """Filters in time and in frequency.
+
+    Args:
+        options: of conf/filter, by the names that the curves have.
+        responses: impulse response of each option.
+        titles: of the two panels.
+    """
+    steps = np.arange(SHOWN_STEPS + 1)
+    in_time = [curve(name, steps, responses[option][: len(steps)]) for name, option in options.items()]
+    gains = [curve(name, FREQUENCIES, gains_of(filter_of(option), FREQUENCIES)) for name, option in options.items()]
+    return [
+        Panel(titles[0], Axis("lag τ in steps"), Axis("impulse response κ_τ"), tuple(in_time)),
+        Panel(titles[1], Axis("ν in cycles per step"), Axis("gain |H(ν)|"), tuple(gains)),
+    ]
