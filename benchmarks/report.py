@@ -12,6 +12,7 @@ from benchmarks.mixtures import ONE_POINT
 from benchmarks.models import SPECS
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
 from benchmarks.timing import FEWEST_ROUNDS, LARGEST_ERROR, SLOW
+from dpbench.markdown import table
 
 Results = dict[str, Any]
 # A cell's text for a model's results and the name of a column.
@@ -115,11 +116,12 @@ def _conditions(results: Results) -> str:
 
 def _table(models: dict[str, Results], leading: dict[str, Cell], columns: dict[str, str], cell: Cell) -> str:
     """A table of models (rows); leading columns have cells of their own."""
-    rows = [["model", *leading, *columns.values()], ["---"] + ["---:"] * (len(leading) + len(columns))]
+    rows = []
     for name, model in models.items():
         lead = [own(model, title) for title, own in leading.items()]
         rows.append([SPECS[name].title, *lead, *(cell(model, column) for column in columns)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    numbers = [*leading, *columns.values()]
+    return "\n".join(table(["model", *numbers], rows, numbers=numbers))
 
 
 def _entry(model: Results, kind: str, name: str) -> Results:

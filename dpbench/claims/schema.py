@@ -14,8 +14,16 @@ from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
 from dpbench.errors import require
 
 PAPERS = ("doppler", "disk", "adp", "dp_pmlf", "dc_sgd")
-# The folders of conf/paper: the papers, and comparisons of our own, which print no numbers.
-SECTIONS = (*PAPERS, "beyond")
+# The folders of conf/paper and what they are called: the papers, by their methods, and comparisons of our own, which
+# print no numbers.
+SECTIONS = {
+    "doppler": "DOPPLER",
+    "disk": "DiSK",
+    "adp": "ADP",
+    "dp_pmlf": "DP-PMLF",
+    "dc_sgd": "DC-SGD",
+    "beyond": "Beyond the papers",
+}
 STATISTICS = ("last", "best")
 # What a number may be of: entries of summary.json, numbers that a program computes, and what has no record.
 METRICS = (

@@ -9,6 +9,7 @@ from dpbench.config import Job, compose_jobs, conf_folder
 from dpbench.config.files import purpose
 from dpbench.config.schema import register
 from dpbench.errors import UserError
+from dpbench.markdown import table
 from dpbench.methods.entry import Entry, read_entry
 from dpbench.methods.facts import StageFacts, guarantee, memory, stages
 
@@ -56,9 +57,7 @@ def _job(*overrides: str) -> Job:
 
 
 def _index(entries: dict[str, Entry]) -> str:
-    rows = [
-        f"| [`{name}`]({name}.md) | {_cell(entry.title)} | {_cell(_summary(name))} |" for name, entry in entries.items()
-    ]
+    rows = [[f"[`{name}`]({name}.md)", _cell(entry.title), _cell(_summary(name))] for name, entry in entries.items()]
     return "\n".join(
         [
             "# Methods",
@@ -67,9 +66,7 @@ def _index(entries: dict[str, Entry]) -> str:
             "",
             "Equation, stages with their settings, guarantee, cost and deviations from its paper, of each algorithm.",
             "",
-            "| `algo=` | method | |",
-            "|---|---|---|",
-            *rows,
+            *table(["`algo=`", "method", ""], rows),
             "",
         ]
     )
@@ -153,8 +150,7 @@ def _deviations(entry: Entry) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(table(head, rows))
 
 
 def _name(group: str) -> str:
@@ -169,4 +165,4 @@ def _prose(text: str) -> str:
 
 def _cell(text: str) -> str:
     """Text as one line of a table."""
-    return _prose(" ".join(text.split())).replace("|", "\\|")
+    return _prose(" ".join(text.split()))

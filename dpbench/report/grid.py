@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from dpbench.claims import Artefact, Cell, Claim, Evidence, Finding, Judgement, Kind, Measured, Outcome, Run, examine
+from dpbench.claims import (
+    Artefact,
+    Cell,
+    Claim,
+    Evidence,
+    Finding,
+    Judgement,
+    Kind,
+    Measured,
+    Outcome,
+    Run,
+    Scorecard,
+    examine,
+)
 from dpbench.claims.computed_file import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
 from dpbench.claims.notation import Labels
@@ -215,3 +228,8 @@ def _in_order(artefact: Artefact, columns: set[Labels]) -> tuple[Labels, ...]:
 def number(value: float, unit: str) -> str:
     """A number of ours: per cents and points with two decimals, others with four digits."""
     return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"
+
+
+def scorecard(grids: Iterable[Grid]) -> Scorecard:
+    """All claims of artefacts, by outcome."""
+    return Scorecard(tuple(finding for grid in grids for finding in grid.findings))

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from dpbench.claims import Artefact, Cell
+from dpbench.claims import SECTIONS, Artefact, Cell
 from dpbench.claims.computed_file import Axis, Curve, Panel, Style
 from dpbench.claims.draw import FREQUENCY, METHODS, VALUE, Draw, numeric
 from dpbench.claims.notation import Labels
@@ -15,14 +15,6 @@ from dpbench.report.curves import Learning, learning_curve, power_spectra
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
-SECTIONS = {
-    "doppler": "DOPPLER",
-    "disk": "DiSK",
-    "adp": "ADP",
-    "dp_pmlf": "DP-PMLF",
-    "dc_sgd": "DC-SGD",
-    "beyond": "Beyond the papers",
-}
 METRICS = {"bleu": "BLEU", "rouge_l": "ROUGE-L", "meteor": "METEOR", "nist": "NIST", "cider": "CIDEr"}
 # Labels closer than this part of the axis run into each other; then it is logarithmic, as eps and sizes are chosen.
 CLOSE = 0.1
@@ -59,10 +51,15 @@ def _computed(panel: Panel) -> Plot:
     return Plot(panel.title, panel.x, panel.y, tuple(Series(curve) for curve in panel.curves))
 
 
+def place_of(where: str) -> str:
+    """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
+    paper, name = where.removesuffix(".yaml").split("/")
+    return f"{SECTIONS[paper]}, {name.replace('_', ' ').capitalize()}"
+
+
 def title_of(artefact: Artefact) -> str:
     """Paper, artefact and title."""
-    kind, number = artefact.name.split("_", 1)
-    return f"{SECTIONS[artefact.paper]}, {kind.capitalize()} {number}: {artefact.title}"
+    return f"{place_of(artefact.where)}: {artefact.title}"
 
 
 def _subtitle(grid: Grid, draw: Draw) -> str:

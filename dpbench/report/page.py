@@ -13,13 +13,14 @@ from markupsafe import Markup
 from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
-from dpbench.report.grid import Grid
+from dpbench.report.grid import Grid, scorecard
+from dpbench.report.layout import place_of
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import curve_svg
 from dpbench.report.run_records import read_runs
 from dpbench.report.runs import Configuration, Runs
-from dpbench.report.views import ArtefactView, PaperView, anchor, scorecard, title
+from dpbench.report.views import ArtefactView, PaperView, anchor
 
 # A page of some 10 MB still opens on a phone; tables and verdicts of all papers take 2 to 3 of them.
 RUNS_LIMIT = 5_000_000
@@ -58,7 +59,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"anchor": anchor, "called": title}
+    environment.filters |= {"anchor": anchor, "called": place_of}
     return environment
 
 

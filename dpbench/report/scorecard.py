@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
-from dpbench.claims import Kind, Outcome, Scorecard
+from dpbench.claims import SECTIONS, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
-from dpbench.report.grid import Grid
-from dpbench.report.layout import SECTIONS, title_of
+from dpbench.markdown import table
+from dpbench.report.grid import Grid, scorecard
+from dpbench.report.layout import title_of
 from dpbench.tracking.reading import Recorded
 
 # Outcomes in which our numbers bear a claim out, and those in which they were compared with it at all.
@@ -19,7 +20,7 @@ COMPARED = (*AGREES, Outcome.ABOVE, Outcome.BELOW, Outcome.ORDER_FAILS, Outcome.
 
 def as_markdown(grids: Sequence[Grid]) -> str:
     """The scorecard of all artefacts."""
-    card = Scorecard(tuple(finding for grid in grids for finding in grid.findings))
+    card = scorecard(grids)
     return "\n".join([*_head(grids, card), *_reasons(card), *_papers(card), *_artefacts(grids, card)]).rstrip() + "\n"
 
 
@@ -27,7 +28,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     total = len(card.findings)
     compared = [finding for finding in card.findings if finding.outcome in COMPARED]
     agrees = sum(finding.outcome in AGREES for finding in compared)
-    trained = Scorecard(tuple(one for grid in grids if grid.artefact.kind == Kind.TRAINED for one in grid.findings))
+    trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED)
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
     own = [finding.outcome for finding in compared if finding.own]
     yield "# Scorecard"
@@ -52,10 +53,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     if newest is not None:
         yield f"Newest record: {newest}."
         yield ""
-    yield "| outcome | claims |"
-    yield "|---|---:|"
-    for outcome in Outcome:
-        yield f"| {outcome} | {card.counts.get(outcome, 0)} |"
+    counts = ((outcome, card.counts.get(outcome, 0)) for outcome in Outcome)
+    yield from table(["outcome", "claims"], counts, numbers=("claims",))
     yield ""
 
 
@@ -87,9 +86,7 @@ def _reasons(card: Scorecard) -> Iterator[str]:
         return
     yield "## Why claims have not been run"
     yield ""
-    yield "| reason | claims |"
-    yield "|---|---:|"
-    yield from (f"| {reason} | {count} |" for reason, count in waiting.most_common())
+    yield from table(["reason", "claims"], waiting.most_common(), numbers=("claims",))
     yield ""
 
 
@@ -120,9 +117,6 @@ def _link(grid: Grid) -> str:
 def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> Iterator[str]:
     """A table of counts with the outcomes that occur."""
     outcomes = list(of_all.counts)
-    yield " | ".join([f"| {what}", "claims", *outcomes]) + " |"
-    yield "|---|---:|" + "---:|" * len(outcomes)
-    for name, card in named:
-        counts = [str(card.counts.get(outcome, 0)) for outcome in outcomes]
-        yield " | ".join([f"| {name.replace('|', '/')}", str(len(card.findings)), *counts]) + " |"
+    rows = [[name, len(card.findings), *(card.counts.get(one, 0) for one in outcomes)] for name, card in named]
+    yield from table([what, "claims", *outcomes], rows, numbers=("claims", *outcomes))
     yield ""

@@ -9,6 +9,7 @@ from io import StringIO
 
 from dpbench.claims import Cell, Finding, Kind, Outcome
 from dpbench.claims.schema import Words
+from dpbench.markdown import table
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.layout import title_of
 from dpbench.spreadsheet import as_text
@@ -90,10 +91,6 @@ def _list(lines: Iterable[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def _table(grid: Grid) -> Iterator[str]:
     """A line for each place; an axis with one label is told once, above."""
     axes = grid.artefact.axes
@@ -108,12 +105,12 @@ def _table(grid: Grid) -> Iterator[str]:
     if told:
         yield " ".join(told)
         yield ""
-    yield _row((*wide, "printed", "ours", "verdict", "note"))
-    yield "|" + "---|" * len(wide) + "---:|---:|---|---|"
+    rows = []
     for entry in _entries(grid):
         own = "" if unit is not None or entry.cell.unit == "" else f" {entry.cell.unit}"
         printed, ours = (text if text == NOTHING else text + own for text in (entry.printed, entry.ours))
-        yield _row((*(entry.cell.at[axis] for axis in wide), printed, ours, entry.verdict, _note(entry)))
+        rows.append((*(entry.cell.at[axis] for axis in wide), printed, ours, entry.verdict, _note(entry)))
+    yield from table((*wide, "printed", "ours", "verdict", "note"), rows, numbers=("printed", "ours"))
 
 
 def _entries(grid: Grid) -> Iterator[Entry]:
@@ -135,13 +132,13 @@ def _note(entry: Entry) -> str:
 
 
 def _claims(grid: Grid) -> Iterator[str]:
-    yield _row(("claim", "verdict", "note"))
-    yield "|---|---|---|"
+    rows = []
     for claim, finding in grid.claims:
         contradicted = not isinstance(claim, Words) and not claim.printed
         says = f"{claim.says} *(The numbers that the paper prints do not bear it out.)*" if contradicted else claim.says
         says += " *(Not the paper's own claim.)*" if finding.own else ""
-        yield _row((says, str(finding.outcome), finding.detail))
+        rows.append((says, finding.outcome, finding.detail))
+    yield from table(("claim", "verdict", "note"), rows)
 
 
 def as_csv(grid: Grid) -> str | None:

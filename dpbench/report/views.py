@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from markupsafe import Markup
 
-from dpbench.claims import Cell, Finding, Kind, Lack, Outcome, Scorecard, cost
+from dpbench.claims import SECTIONS, Cell, Finding, Kind, Lack, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
-from dpbench.report.grid import Entry, Grid
+from dpbench.report.grid import Entry, Grid, scorecard
 from dpbench.report.inline_svg import inline_svg
-from dpbench.report.layout import SECTIONS
+from dpbench.report.layout import place_of
 from dpbench.wording import number_of
 
 FIGURE_LIMIT = 200_000
@@ -34,17 +34,6 @@ REFERENCES = {
 def anchor(where: str) -> str:
     """The id of an artefact's section, from its file below conf/paper."""
     return where.removesuffix(".yaml").replace("/", "-")
-
-
-def title(where: str) -> str:
-    """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
-    paper, name = where.removesuffix(".yaml").split("/")
-    return f"{SECTIONS[paper]}, {name.replace('_', ' ').capitalize()}"
-
-
-def scorecard(grids: Iterable[Grid]) -> Scorecard:
-    """All claims of artefacts, by outcome."""
-    return Scorecard(tuple(finding for grid in grids for finding in grid.findings))
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,7 @@ class ArtefactView:
         picture = inline_svg(
             self.results_dir / f"{self.file}.svg",
             f"{self.anchor}-",
-            f"{title(self.grid.artefact.where)}, drawn from our runs: {self.grid.artefact.title}",
+            f"{place_of(self.grid.artefact.where)}, drawn from our runs: {self.grid.artefact.title}",
         )
         return picture if picture is not None and len(picture) <= FIGURE_LIMIT else None
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpbench.claims import Outcome, Scorecard
+from dpbench.claims import SECTIONS, Outcome
 from dpbench.config.schema import TrackerSettings
-from dpbench.report.grid import Grid
-from dpbench.report.layout import SECTIONS, title_of
+from dpbench.markdown import table
+from dpbench.report.grid import Grid, scorecard
+from dpbench.report.layout import title_of
 from dpbench.report.selection import selection_of
 from dpbench.tracking import log_once
 
@@ -56,8 +57,8 @@ def log_output(
 
 def _counts(grids: Sequence[Grid]) -> list[list[Any]]:
     """Claims of each paper by outcome."""
-    card = Scorecard(tuple(finding for grid in grids for finding in grid.findings))
-    return [[SECTIONS[key], *(one.counts.get(outcome, 0) for outcome in Outcome)] for key, one in card.papers.items()]
+    papers = scorecard(grids).papers
+    return [[SECTIONS[key], *(one.counts.get(outcome, 0) for outcome in Outcome)] for key, one in papers.items()]
 
 
 def _lines(grid: Grid) -> list[list[str]]:
@@ -103,16 +104,14 @@ def build_report(settings: TrackerSettings, grids: Sequence[Grid]) -> reports.Re
 
 
 def _scorecard(grids: Sequence[Grid]) -> str:
-    rows = [["paper", *Outcome], ["---"] * (len(Outcome) + 1), *_counts(grids)]
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
+    return "\n".join(table(["paper", *Outcome], _counts(grids), numbers=tuple(Outcome)))
 
 
 def _section(grid: Grid) -> str:
     """An artefact in Markdown, with how its numbers are chosen."""
-    rows: list[Sequence[str]] = [COLUMNS, ["---"] * len(COLUMNS), *_lines(grid)]
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    lines = "\n".join(table(COLUMNS, _lines(grid)))
     chosen = "\n".join(f"- {line}" for line in selection_of(grid.artefact))
-    return f"{table}\n\n{chosen}\n\n`{grid.command}`"
+    return f"{lines}\n\n{chosen}\n\n`{grid.command}`"
 
 
 def build_workspace(settings: TrackerSettings) -> Workspace:

@@ -65,7 +65,7 @@ class Arguments:
         passed_on: settings for every run.
     """
 
-    papers: tuple[str, ...] = SECTIONS
+    papers: tuple[str, ...] = tuple(SECTIONS)
     artefacts: tuple[str, ...] = ()
     budget: float | None = None
     plan: bool = False
