@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from dpbench.tracking.published import Published
+from dpbench.tracking.published import Published, kind_of
 from dpbench.tracking.reading import Recorded, is_seed
-from dpbench.training.devices import kind_of
 
 QUARANTINE = "quarantine"
 # Files that every finished run has, besides status and summary, without which it is damaged.

@@ -18,7 +18,7 @@ class Published:
 
     Attributes:
         step: the last one whose metrics were seen; 0 where nothing was, inf where the note can't be read.
-        device: kind of device that drew batches and noise, as `devices.kind_of` has it; None where that is not known.
+        device: kind of device that drew batches and noise, as `kind_of` has it; None where that is not known.
         noise: version of its seeded noise (privacy/gaussian.py); None where that is not known.
         noise_multiplier: of the first release; None where that is not known.
     """
@@ -46,6 +46,11 @@ class Published:
             OSError: it can't be written.
         """
         write_atomically(_note(record), json.dumps(asdict(self)) + "\n")
+
+
+def kind_of(device: str) -> str:
+    """What `devices.describe` says of a device, without what no random number depends on."""
+    return device.partition(",")[0]
 
 
 def forget(record: Path) -> None:

@@ -37,11 +37,6 @@ def describe(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def kind_of(described: str) -> str:
-    """What `describe` said, without what no random number depends on."""
-    return described.partition(",")[0]
-
-
 def total_memory(device: torch.device) -> int:
     """Bytes of memory that a device has."""
     if device.type == "cuda":

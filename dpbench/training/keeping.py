@@ -16,11 +16,11 @@ from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.stage import State, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
-from dpbench.tracking.published import Published, forget
+from dpbench.tracking.published import Published, forget, kind_of
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.devices import describe, kind_of
+from dpbench.training.devices import describe
 from dpbench.training.loop import evaluated_after
 from dpbench.training.resume import GLOBAL, MisfitError, Training
 
