@@ -70,11 +70,10 @@ def dpbench(mixture: Mixture) -> Build:
 
     def build(case: Case, threshold: float) -> Compute:
         engine, clip = case.gradients, ThresholdClip()
-        iterate = engine.flat.vector
-        weighted = [(mixture.current, iterate)]
+        current = engine.flat.vector
+        points = [Point(mixture.current, current)]
         if mixture.probe:
-            weighted.insert(0, (mixture.probe, probe_of(iterate)))
-        points = [Point(weight, iterate) for weight, iterate in weighted]
+            points.insert(0, Point(mixture.probe, probe_of(current)))
 
         def compute(inputs: Tensor, targets: Tensor) -> Pieces:
             with torch.no_grad():

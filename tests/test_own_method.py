@@ -294,6 +294,15 @@ def test_what_is_typed_without_effect_is_refused_and_what_a_file_sets_for_a_repl
     assert (outcome.code, outcome.error()) == (2, "algo.gamma=0.3: no stage that is chosen here reads it; leave it out")
 
 
+def test_what_is_taken_over_from_a_method_whose_stages_are_replaced_is_no_slip(tmp_path):
+    (tmp_path / "algo").mkdir()
+    replaced = "  - override /query: one_point\n  - override /filter: momentum\n  - _self_\n"
+    (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}defaults:\n  - disk\n{replaced}algo:\n  name: mine\n")
+    found = composed(tmp_path, "algo=mine")
+    assert (found.algo["name"], found.algo["kappa"]) == ("mine", 0.7)
+    assert type(found.query).__name__ == "OnePoint"
+
+
 @pytest.mark.parametrize(
     "typed",
     ["algo=dp_ftrl noise=constant", "algo=innerouter query=one_point optim=adam", "algo=dicesgd clip=automatic"],

@@ -532,6 +532,17 @@ def test_a_finished_record_that_is_moved_away_leaves_what_was_seen(tmp_path, dev
         assert status(folder) == "finished"
 
 
+@pytest.mark.parametrize("secure_noise", [False, True])
+def test_a_record_of_which_nothing_was_seen_leaves_no_note_where_it_is_moved_away(tmp_path, secure_noise):
+    config = tiny(f"privacy.secure_noise={str(secure_noise).lower()}")
+    folder = stopped(config, tmp_path, 2, every=None)
+    (folder / "status.json").unlink()
+    RunRecord(tmp_path, config_hash(config), 0).set_aside()
+    assert not list(folder.parent.iterdir())
+    carried_out(config, tmp_path)
+    assert status(folder) == "finished"
+
+
 # Writing.
 
 

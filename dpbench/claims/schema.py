@@ -13,7 +13,6 @@ from dpbench.claims.draw import Draw
 from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
 from dpbench.errors import require
 
-PAPERS = ("doppler", "disk", "adp", "dp_pmlf", "dc_sgd")
 # The folders of conf/paper and what they are called: the papers, by their methods, and comparisons of our own, which
 # print no numbers.
 SECTIONS = {
@@ -24,6 +23,7 @@ SECTIONS = {
     "dc_sgd": "DC-SGD",
     "beyond": "Beyond the papers",
 }
+PAPERS = tuple(folder for folder in SECTIONS if folder != "beyond")
 STATISTICS = ("last", "best")
 # What a number may be of: entries of summary.json, numbers that a program computes, and what has no record.
 METRICS = (

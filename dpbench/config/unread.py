@@ -34,7 +34,8 @@ def unread(composed: DictConfig, chosen: str) -> dict[str, Any]:
 def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Sequence[Path], chosen: str) -> None:
     """Refuse what is set without effect.
 
-    An algorithm's file may set what only stages read that the command line has replaced; then it is no slip.
+    An algorithm's file may set what only stages read that the command line has replaced, or have what it sets from
+    another algorithm whose stages it replaces; then it is no slip.
 
     Args:
         settings: of the algorithm, unread.
@@ -43,9 +44,10 @@ def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Se
         chosen: name of the algorithm.
 
     Raises:
-        UserError: one of the settings was typed, or no option that was replaced could read it.
+        UserError: one of the settings was typed, or the file sets it and no option that was replaced could read it.
     """
     replaced = {line.partition("=")[0] for line in typed}
+    searched = [*folders, conf_folder()]
     for name, value in settings.items():
         field = f"algo.{name}"
         for line in typed:
@@ -53,15 +55,22 @@ def refuse_unread(settings: Mapping[str, Any], typed: Sequence[str], folders: Se
                 raise UserError(f"{line}: no stage that is chosen here reads it; leave it out")
         if name == "algo" and isinstance(value, dict):
             raise UserError(f"algo/{chosen}.yaml lacks the line # @package _global_ at its beginning")
-        readers = _readers([conf_folder(), *folders])
+        readers = _readers(searched)
         if name not in readers:
             close = most_like(name, sorted(readers))
             hint = f"; did you mean algo.{close}?" if close else f"; an option would, by ${{{field}}}"
             raise UserError(f"algo/{chosen}.yaml sets it, but nothing reads it{hint}", field=field, value=value)
-        if not any(option.partition("=")[0] in replaced for option in readers[name]):
+        if name in _set_by(chosen, searched) and not any(one.partition("=")[0] in replaced for one in readers[name]):
             would = " or ".join(sorted(readers[name]))
             message = f"algo/{chosen}.yaml sets it, but no stage that it chooses reads it; {would} would"
             raise UserError(message, field=field, value=value)
+
+
+def _set_by(algorithm: str, folders: Sequence[Path]) -> set[str]:
+    """The settings in the file of an algorithm itself, which is the first one of its name."""
+    file = next(path for folder in folders if (path := folder / "algo" / f"{algorithm}.yaml").is_file())
+    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    return set(content.get("algo") or {})
 
 
 def _readers(folders: Sequence[Path]) -> dict[str, set[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dpbench.tracking.published import Published, kind_of
 from dpbench.tracking.reading import Recorded, is_seed
+from dpbench.tracking.status import Status
 
 QUARANTINE = "quarantine"
 # Files that every finished run has, besides status and summary, without which it is damaged.
@@ -50,8 +51,8 @@ def set_aside(path: Path, results_dir: Path) -> Path:
     while target.exists():
         attempt += 1
         target = results_dir / QUARANTINE / below.with_name(f"{below.name}.{attempt}")
-    if is_seed(path.name) and not Published.read(path).step:
-        _shown_by(path).write(path)
+    if is_seed(path.name) and not Published.read(path).step and (shown := _shown_by(path)).step:
+        shown.write(path)
     return path.rename(target)
 
 
@@ -59,7 +60,8 @@ def _shown_by(folder: Path) -> Published:
     """What was seen of a run, as far as its record can be read."""
     record = Recorded.read(folder)
     device, releases = record.provenance.get("device"), record.ledger.get("releases")
-    last = record.metrics[-1]["step"] if record.metrics else record.summary.get("steps", math.inf)
+    end = record.summary.get("steps", math.inf) if record.word == Status.FINISHED else 0
+    last = record.metrics[-1]["step"] if record.metrics else end
     return Published(
         last,
         device and kind_of(device),
