@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
+from dpbench.history import History
+from dpbench.mixing import mixing_weight, require_mixing
 from dpbench.stage import Stage, State
-
-# Up to this, sums in float32 keep a sample's contribution within a thousandth of its bound.
-LARGEST_WEIGHT = 1e4
 
 # Each is a pass over every batch.
 MOST_POINTS = 1000
@@ -81,11 +79,7 @@ class TwoPoint(Query):
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 < self.kappa <= 1, "query.kappa", self.kappa, "a number in (0, 1]")
-        require(self.gamma != 0 and math.isfinite(self.gamma), "query.gamma", self.gamma, "a finite number but 0")
-        fits = (1 - self.kappa) <= LARGEST_WEIGHT * abs(self.kappa * self.gamma)
-        told = f"so large that (1 - κ)/(κ|γ|) is at most {LARGEST_WEIGHT:g}, here with κ = {self.kappa:g}"
-        require(fits, "query.gamma", self.gamma, told)
+        require_mixing("query", self.kappa, self.gamma)
         self._previous: Tensor | None = None
 
     @property
@@ -96,8 +90,7 @@ class TwoPoint(Query):
     @property
     def probe_weight(self) -> float:
         """The mixing coefficient c."""
-        weight = (1 - self.kappa) / (self.kappa * self.gamma)
-        return 1.0 if abs(weight - 1) < 1e-12 else weight
+        return mixing_weight(self.kappa, self.gamma)
 
     @override
     def points(self, iterate: Tensor) -> list[Point]:
@@ -146,7 +139,7 @@ class LastIterates(Query):
         require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
         require(0 <= self.decay <= 1, "query.decay", self.decay, "a number in [0, 1]")
         require(self.start in ("pad", "truncate"), "query.start", self.start, "pad or truncate")
-        self._history = History()
+        self._history = History(self.most_points)
 
     @property
     @override
@@ -166,18 +159,19 @@ class LastIterates(Query):
     def points(self, iterate: Tensor) -> list[Point]:
         if self.most_points == 1:
             return [Point(1.0, iterate)]
-        past = self._history.push(iterate, self.most_points)
+        self._history.push(iterate)
         # The current iterate itself, not its copy: where it is the only one, the run is that of one point.
-        weights = self.weights(len(past))
-        return [Point(weight, point) for weight, point in zip(weights, [iterate, *past[1:]], strict=True)]
+        _, *past = self._history
+        weights = self.weights(len(self._history))
+        return [Point(weight, point) for weight, point in zip(weights, [iterate, *past], strict=True)]
 
     @override
     def state_dict(self) -> State:
-        return self._history.state_dict()
+        return {"iterates": self._history.copies()}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._history.load_state_dict(state)
+        self._history.restore(state["iterates"])
 
 
 @dataclass
@@ -199,7 +193,7 @@ class ApartIterates(Query):
     def __post_init__(self) -> None:
         fits = 1 <= self.length <= MOST_POINTS
         require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
-        self._history = History()
+        self._history = History(self.length + 1)
 
     @property
     @override
@@ -215,35 +209,15 @@ class ApartIterates(Query):
     def points(self, iterate: Tensor) -> list[Point]:
         if self.length == 1:
             return [Point(1.0, iterate)]
-        past = self._history.push(iterate, self.length + 1)
+        self._history.push(iterate)
+        past = list(self._history)
         lagged = [past[min(lag, len(past) - 1)] for lag in range(2, self.length + 1)]
         return [Point(1.0, iterate), *(Point(1.0, point) for point in lagged)]
 
     @override
     def state_dict(self) -> State:
-        return self._history.state_dict()
+        return {"iterates": self._history.copies()}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._history.load_state_dict(state)
-
-
-class History:
-    """Copies of the last iterates, the newest first."""
-
-    def __init__(self) -> None:
-        self._iterates: list[Tensor] = []
-
-    def push(self, iterate: Tensor, length: int) -> list[Tensor]:
-        """Add an iterate; returns up to `length` of the last ones, valid until the next push."""
-        oldest = self._iterates.pop() if len(self._iterates) == length else torch.empty_like(iterate)
-        self._iterates.insert(0, oldest.copy_(iterate))
-        return self._iterates
-
-    def state_dict(self) -> State:
-        """The iterates."""
-        return {"iterates": [iterate.clone() for iterate in self._iterates]}
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from a state that `state_dict` returned."""
-        self._iterates = [iterate.clone() for iterate in state["iterates"]]
+        self._history.restore(state["iterates"])

@@ -108,6 +108,16 @@ def test_other_releases_and_other_accounting_are_said(capsys):
     out = capsys.readouterr().out
     assert "histogram of norms of the same batch is released, and counted" in out
     assert re.search(r"Accounting differs: the rule that set the noise would have stated eps=(8|7\.99\d);", out)
+    assert "conditions" not in out
+
+
+def test_conditions_of_a_theorem_that_do_not_hold_are_named(capsys):
+    typed = ("algo=adp", "privacy=as_published", "privacy.published=adp_theorem", "eps=60", "--grid", "1")
+    assert main([*SMALL, *typed]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nor are all conditions met that the proof of that rule needs: " in out
+    assert "(exp(x) - 1)/x <= 2 at the largest eps x of a step before subsampling (here " in out
+    assert "a batch is at most half of the samples" not in out  # 128 of 1437
 
 
 def test_other_schemes_leave_the_schedule_of_the_run_alone(capsys):

@@ -59,6 +59,7 @@ def test_multipliers_of_the_theorem_of_adp(epochs, printed, normalised):
     found = budget(config)
     assert found.noise_multiplier * normalised == pytest.approx(printed, abs=1e-3)
     assert found.published_eps == pytest.approx(16 * normalised, rel=1e-9)
+    assert bool(found.unmet) == (normalised == 6.4)  # adp.md, A1: what the proof needs holds at 0.8
     assert found.eps == pytest.approx(gaussian_eps(math.sqrt(epochs) / found.noise_multiplier, 1e-5), rel=1e-6)
 
 

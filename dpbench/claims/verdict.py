@@ -59,7 +59,6 @@ class Finding:
         claim: in words.
         outcome: the verdict.
         detail: the numbers behind it, or what is missing.
-        otherwise: the verdict that the numbers alone would give, where the accounting differs.
         own: whether the claim is not the paper's, see `Order`.
         lack: why it was not run; None for other outcomes.
     """
@@ -68,7 +67,6 @@ class Finding:
     claim: str
     outcome: Outcome
     detail: str
-    otherwise: Outcome | None = None
     own: bool = False
     lack: Lack | None = None
 
@@ -336,4 +334,4 @@ def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
     detail = f"{told}; on the numbers alone: {finding.outcome} ({finding.detail})"
-    return Finding(finding.artefact, finding.claim, Outcome.ACCOUNTING_DIFFERS, detail, finding.outcome)
+    return Finding(finding.artefact, finding.claim, Outcome.ACCOUNTING_DIFFERS, detail)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from dpbench.config import Job, RunConfig, config_hash
 from dpbench.console import new_table
+from dpbench.data import TextDataset
 from dpbench.data.tokenizers import tokenizer_here
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
@@ -78,14 +79,13 @@ def _seconds(config: RunConfig) -> tuple[float, bool]:
 
 def _missing(config: RunConfig) -> list[str]:
     """What a run would read and is not on this machine, a sentence each."""
-    root, lines = Path(config.data.root), []
-    problems = config.dataset.source.problems(root, thorough=False)
-    if problems and not config.data.download:
-        lines.append(f"dataset={config.dataset.name} is not complete here: {problems[0].text}")
-    tokenizer = getattr(config.model, "tokenizer", getattr(config.dataset, "tokenizer", None))
-    if tokenizer is not None and not config.data.download and not tokenizer_here(tokenizer, root):
-        lines.append(f"the tokenizer {tokenizer} is not here; data.download=true fetches it")
-    weights = getattr(config.model, "pretrained", None)
+    root, download, lines = Path(config.data.root), config.data.download, []
+    dataset, weights = config.dataset, facts_of_run(config).weights
+    problems = dataset.source.problems(root, thorough=False)
+    if problems and (not download or dataset.source.by_hand):
+        lines.append(f"dataset={dataset.name} is not complete here: {problems[0].text}")
+    if isinstance(dataset, TextDataset) and not download and not tokenizer_here(dataset.tokenizer, root):
+        lines.append(f"the tokenizer {dataset.tokenizer} is not here; data.download=true fetches it")
     if weights is not None and not weights_here(weights):
         lines.append(f"model.pretrained={weights} is not here; a run looks for it on the Hugging Face hub")
     return lines

@@ -114,6 +114,8 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
             search=found.search,
             uncertified=job.config.uncertified,
         )
+        if found.unmet:
+            text += f" Nor are all conditions met that the proof of that rule needs: {'; '.join(found.unmet)}."
         console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
 
 

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from dpbench.errors import require
 from dpbench.filters.base import Filter
+from dpbench.history import History
 from dpbench.stage import State
 
 
@@ -33,7 +34,7 @@ class OnlineFIR(Filter):
         require(0 <= self.lags <= 1000, "filter.lags", self.lags, "a whole number from 0 to 1000")
         require(0 < self.smallest < math.inf, "filter.smallest", self.smallest, "a finite number > 0")
         self._noise_variance = 0.0
-        self._past: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...
+        self._past = History(self.lags)  # g_{t-1}, g_{t-2}, ...
         self._signals: list[float] = []  # max(|g|² - dσ², 0) of each
         self._products = [0.0] * self.lags  # sums over steps, for τ = 1, 2, ...
         self._powers = [0.0] * self.lags
@@ -62,16 +63,14 @@ class OnlineFIR(Filter):
         filtered = gradient * (taps[0] / sum(taps))
         for tap, past in zip(taps[1:], self._past, strict=True):
             filtered.add_(past, alpha=tap / sum(taps))
-        if self.lags:
-            oldest = self._past.pop() if len(self._past) == self.lags else gradient.new_empty(gradient.shape)
-            self._past.insert(0, oldest.copy_(gradient))
-            self._signals = [max(power, 0.0), *self._signals][: self.lags]
+        self._past.push(gradient)
+        self._signals = [max(power, 0.0), *self._signals][: self.lags]
         return filtered
 
     @override
     def state_dict(self) -> State:
         return {
-            "past": [value.clone() for value in self._past],
+            "past": self._past.copies(),
             "signals": list(self._signals),
             "products": list(self._products),
             "powers": list(self._powers),
@@ -79,7 +78,7 @@ class OnlineFIR(Filter):
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._past = [value.clone() for value in state["past"]]
+        self._past.restore(state["past"])
         self._signals = list(state["signals"])
         self._products = list(state["products"])
         self._powers = list(state["powers"])

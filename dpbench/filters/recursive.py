@@ -9,12 +9,12 @@ from itertools import count, islice
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
 from dpbench.filters.base import Filter
+from dpbench.history import History
 from dpbench.stage import State
 
 # Steps by which the response to a constant is near its end, or to be seen on its way there.
@@ -57,8 +57,8 @@ class RecursiveLowPass(Filter):
                 "the start-up correction divides it out, so only the ratios within b matter",
                 stacklevel=2,
             )
-        self._inputs: list[Tensor] = []  # g_{t-1}, g_{t-2}, ...
-        self._outputs: list[Tensor] = []  # uncorrected m_{t-1}, m_{t-2}, ...
+        self._inputs = History(len(self.b) - 1)  # g_{t-1}, g_{t-2}, ...
+        self._outputs = History(len(self.a))  # uncorrected m_{t-1}, m_{t-2}, ...
         self._ones: list[float] = []
         self._responses: list[float] = []
 
@@ -72,8 +72,8 @@ class RecursiveLowPass(Filter):
         for tap, past, past_response in zip(self.a, self._outputs, self._responses, strict=False):
             output.add_(past, alpha=-tap)
             response -= tap * past_response
-        _push(self._inputs, gradient, len(self.b) - 1)
-        _push(self._outputs, output, len(self.a))
+        self._inputs.push(gradient)
+        self._outputs.push(output)
         self._ones = [1.0, *self._ones][: len(self.b) - 1]
         self._responses = [response, *self._responses][: len(self.a)]
         return output / response
@@ -81,16 +81,16 @@ class RecursiveLowPass(Filter):
     @override
     def state_dict(self) -> State:
         return {
-            "inputs": [value.clone() for value in self._inputs],
-            "outputs": [value.clone() for value in self._outputs],
+            "inputs": self._inputs.copies(),
+            "outputs": self._outputs.copies(),
             "ones": list(self._ones),
             "responses": list(self._responses),
         }
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._inputs = [value.clone() for value in state["inputs"]]
-        self._outputs = [value.clone() for value in state["outputs"]]
+        self._inputs.restore(state["inputs"])
+        self._outputs.restore(state["outputs"])
         self._ones = list(state["ones"])
         self._responses = list(state["responses"])
 
@@ -104,11 +104,3 @@ def _responses(b: Sequence[float], a: Sequence[float]) -> Iterator[float]:
         response = forward - sum(tap * value for tap, value in zip(a, past, strict=False))
         yield response
         past = [response, *past][: len(a)]
-
-
-def _push(history: list[Tensor], value: Tensor, length: int) -> None:
-    """Put a copy of value at the front of a history of bounded length, in the oldest entry's memory."""
-    if length == 0:
-        return
-    oldest = history.pop() if len(history) == length else torch.empty_like(value)
-    history.insert(0, oldest.copy_(value))

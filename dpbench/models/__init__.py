@@ -1,6 +1,6 @@
 """Models, each a dataclass of its settings that builds a torch module for a data set."""
 
-from dpbench.models.base import Model
+from dpbench.models.base import Model, PretrainedModel
 from dpbench.models.cnn import CNN5, AbadiCNN, SmallCNN
 from dpbench.models.dense import MLP, Linear
 from dpbench.models.efficientnet import EfficientNet
@@ -21,6 +21,7 @@ __all__ = [
     "Linear",
     "Model",
     "NextToken",
+    "PretrainedModel",
     "ResNet",
     "SmallCNN",
     "SmallTransformer",

@@ -46,6 +46,17 @@ class Model:
             )
 
 
+@dataclass
+class PretrainedModel(Model):
+    """Settings of a model that may begin with weights which somebody else has trained.
+
+    Attributes:
+        pretrained: where they come from, of the kinds that the model reads; null: random weights.
+    """
+
+    pretrained: str | None = None
+
+
 def require_transformer(width: int, depth: int, heads: int) -> None:
     """Raise `UserError` unless a transformer can have tokens so wide, so many blocks, and so many heads."""
     for name, value in (("depth", depth), ("heads", heads)):

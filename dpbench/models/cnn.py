@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from dpbench.data import ImageDataset
 from dpbench.errors import require
-from dpbench.models.base import Model
+from dpbench.models.base import Model, PretrainedModel
 from dpbench.models.inputs import ToThreeChannels
 from dpbench.models.pretrained import load_pretrained, train_only
 
@@ -88,7 +88,7 @@ class SmallCNN(Model):
 
 
 @dataclass
-class AbadiCNN(Model):
+class AbadiCNN(PretrainedModel):
     """Two 5x5 convolutions and two dense layers, as Abadi et al. 2016 fine-tune; the reading of ADP's CIFAR network.
 
     Twice 64 channels, ReLU and 2x2 max pooling, then twice 384 units with ReLU. 1,832,266 parameters on CIFAR-10.
@@ -99,7 +99,6 @@ class AbadiCNN(Model):
     """
 
     name: str = "cnn_abadi"
-    pretrained: str | None = None
     trained: str = "all"
 
     def __post_init__(self) -> None:

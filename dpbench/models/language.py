@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dpbench.data import Dataset
 from dpbench.errors import require
-from dpbench.models.base import require_transformer
+from dpbench.models.base import PretrainedModel, require_transformer
 from dpbench.models.pretrained import Weights, load_pretrained, train_only
 from dpbench.models.text import TextModel
 
@@ -23,7 +23,7 @@ LORA_TARGETS = ["query", "value"]
 
 
 @dataclass
-class PretrainedText(TextModel):
+class PretrainedText(PretrainedModel, TextModel):
     """Settings of a language model.
 
     Attributes:
@@ -39,7 +39,6 @@ class PretrainedText(TextModel):
     depth: int = 12
     heads: int = 12
     dropout: float = 0.1
-    pretrained: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from dpbench.data import ImageDataset
 from dpbench.errors import require
-from dpbench.models.base import Model, require_transformer
+from dpbench.models.base import PretrainedModel, require_transformer
 from dpbench.models.inputs import colour_input
 from dpbench.models.pretrained import Weights, load_pretrained, train_only
 
@@ -24,7 +24,7 @@ TRAINED: dict[str, Callable[[str], bool]] = {
 
 
 @dataclass
-class VisionTransformer(Model):
+class VisionTransformer(PretrainedModel):
     """timm's ViT with a class token (Dosovitskiy et al. 2021; DOPPLER, DiSK, DP-PMLF).
 
     Parameters with 10 classes: 5,526,346 (tiny), 21,669,514 (small). Images are resized on the device; grey ones are
@@ -48,7 +48,6 @@ class VisionTransformer(Model):
     width: int = 384
     depth: int = 12
     heads: int = 6
-    pretrained: str | None = None
     trained: str = "all"
 
     def __post_init__(self) -> None:

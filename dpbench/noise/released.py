@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from dpbench.errors import require
+from dpbench.mixing import mixing_weight, require_mixing
 from dpbench.noise.base import Noise
-
-# The largest of the query.
-LARGEST_WEIGHT = 1e4
 
 
 @dataclass
@@ -55,15 +53,11 @@ class DiskReleasedNoise(Noise):
     gamma: float = 0.5
 
     def __post_init__(self) -> None:
-        require(0 < self.kappa <= 1, "noise.kappa", self.kappa, "a number in (0, 1]")
-        require(self.gamma != 0 and math.isfinite(self.gamma), "noise.gamma", self.gamma, "a finite number but 0")
-        fits = (1 - self.kappa) <= LARGEST_WEIGHT * abs(self.kappa * self.gamma)
-        told = f"so large that (1 - κ)/(κ|γ|) is at most {LARGEST_WEIGHT:g}, here with κ = {self.kappa:g}"
-        require(fits, "noise.gamma", self.gamma, told)
+        require_mixing("noise", self.kappa, self.gamma)
 
     @override
     def scale(self, step: int) -> float:
-        weight = (1 - self.kappa) / (self.kappa * self.gamma)
+        weight = mixing_weight(self.kappa, self.gamma)
         return 1.0 if step == 0 else 1.0 / math.hypot(weight, 1 - weight)
 
     @override

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import override
 
 from dpbench.errors import require
-from dpbench.optim.base import Optimizer
-from dpbench.optim.filtered_adam import FilteredAdamSteps
+from dpbench.optim.filtered_adam import FilteredAdam, FilteredAdamSteps
 
 
 class GaLoreSteps(FilteredAdamSteps):
@@ -67,8 +66,8 @@ def _shorter_first(matrix: Tensor) -> bool:
 
 
 @dataclass
-class GaLore(Optimizer):
-    """GaLore (Zhao et al. 2024) as DOPPLER uses it (Zhang et al. 2024, Alg. 3): the filter is the first moment.
+class GaLore(FilteredAdam):
+    """GaLore (Zhao et al. 2024) as DOPPLER uses it (Zhang et al. 2024, Alg. 3): `FilteredAdam` in a smaller space.
 
     The projector is made from the private gradient, so it costs no privacy.
 
@@ -76,23 +75,19 @@ class GaLore(Optimizer):
         rank: r >= 1, dimension of the space; a shorter side of at most r is only rotated.
         interval: I >= 1, steps between renewals of the projector.
         scale: factor on the change of projected parameters, > 0.
-        beta2: decay of the second moment, in [0, 1).
-        floor: smallest denominator, > 0.
     """
+
+    elementwise: ClassVar[bool] = False
 
     rank: int = 128
     interval: int = 50
     scale: float = 1.0
-    beta2: float = 0.999
-    floor: float = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.rank >= 1, "optim.rank", self.rank, "a whole number >= 1")
         require(self.interval >= 1, "optim.interval", self.interval, "a whole number >= 1")
         require(0 < self.scale < math.inf, "optim.scale", self.scale, "a finite number > 0")
-        require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")
-        require(0 < self.floor < math.inf, "optim.floor", self.floor, "a finite number > 0")
 
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:

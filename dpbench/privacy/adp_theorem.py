@@ -157,12 +157,18 @@ class AdpTheorem:
             Condition("step_eps", "each step's eps before subsampling is at most 1", step, 1.0, needed=False),
             Condition(
                 "gaussian",
-                "the exact delta of a step at that eps is at most delta_0",
+                "the exact delta of a step at its largest eps before subsampling is at most delta_0",
                 gaussian_delta(step, step / classical),
                 self.step_delta,
                 needed=True,
             ),
-            Condition("doubling", "(exp(x) - 1)/x <= 2 at that eps", math.expm1(step) / step, 2.0, needed=True),
+            Condition(
+                "doubling",
+                "(exp(x) - 1)/x <= 2 at the largest eps x of a step before subsampling",
+                math.expm1(step) / step,
+                2.0,
+                needed=True,
+            ),
             Condition(
                 "batch", "a batch is at most half of the samples", self.batch_size, self.samples / 2, needed=True
             ),

@@ -40,10 +40,12 @@ class Rule:
     Attributes:
         multiplier: z for a target eps.
         eps: stated for z.
+        unmet: conditions that its proof needs and that are not met at an eps, in words.
     """
 
     multiplier: Callable[[Setting, float], float]
     eps: Callable[[Setting, float], float]
+    unmet: Callable[[Setting, float], tuple[str, ...]] = lambda setting, eps: ()
 
 
 def _theorem(setting: Setting) -> AdpTheorem:
@@ -59,5 +61,10 @@ RULES = {
     "adp_theorem": Rule(
         lambda setting, eps: _theorem(setting).noise_multiplier(eps),
         lambda setting, z: _theorem(setting).spent(z),
+        lambda setting, eps: tuple(
+            f"{condition.statement} (here {condition.value:.3g}, limit {condition.limit:.3g})"
+            for condition in _theorem(setting).conditions(eps)
+            if condition.needed and not condition.holds
+        ),
     ),
 }

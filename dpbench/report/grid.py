@@ -9,13 +9,12 @@ from functools import cached_property
 
 from dpbench.claims import (
     Artefact,
-    Cell,
     Claim,
     Evidence,
     Finding,
+    JudgedCell,
     Judgement,
     Kind,
-    Measured,
     Outcome,
     Run,
     Scorecard,
@@ -29,20 +28,8 @@ from dpbench.wording import NOTHING
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One place of a grid.
-
-    Attributes:
-        cell: what is claimed there.
-        parts: what the runs of the cell came to; two where it is the difference of two cells, none where it is quoted
-            or the artefact is not reproducible.
-        finding: the verdict on the printed number; None where nothing is printed, or for an artefact that is not
-            reproducible.
-    """
-
-    cell: Cell
-    parts: tuple[Measured, ...]
-    finding: Finding | None
+class Entry(JudgedCell):
+    """One place of a grid, with what is shown of it."""
 
     @property
     def value(self) -> float | None:

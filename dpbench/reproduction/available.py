@@ -49,7 +49,6 @@ class Available:
         """What of its data set is not here."""
         dataset = facts.dataset
         tokenizer = dataset.tokenizer if isinstance(dataset, TextDataset) else None
-        tokenizer = getattr(facts.model, "tokenizer", tokenizer)
         key = f"{dataset.name} {tokenizer}"
         if key not in self._data:
             self._data[key] = self._lacking(dataset.source, tokenizer)

@@ -24,7 +24,7 @@ from dpbench.config.identity import plain
 from dpbench.config.rules import evaluated_every
 from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.data import Dataset
-from dpbench.models import Model
+from dpbench.models import Model, PretrainedModel
 from dpbench.query import Query
 
 
@@ -58,8 +58,7 @@ class Facts:
     @property
     def weights(self) -> str | None:
         """Where the model's weights come from; None for random ones."""
-        source = getattr(self.model, "pretrained", None)
-        return None if source is None else str(source)
+        return self.model.pretrained if isinstance(self.model, PretrainedModel) else None
 
     @cached_property
     def kind(self) -> str:

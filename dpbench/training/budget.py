@@ -26,6 +26,7 @@ class Budget:
         noise_multiplier: z.
         eps: of all planned releases, by a valid accountant.
         published_eps: what the publication's rule states instead; None where no such rule is in use.
+        unmet: conditions that the rule's proof needs and that the run does not meet, in words.
         search: expected number of runs and eps of the search that the run is one of; None where it is of none.
         seconds: that calibration took; 0 when it was read from the cache or given.
     """
@@ -33,6 +34,7 @@ class Budget:
     noise_multiplier: float
     eps: float
     published_eps: float | None = None
+    unmet: tuple[str, ...] = ()
     search: tuple[float, float] | None = None
     seconds: float = 0.0
 
@@ -125,7 +127,8 @@ def _published(config: RunConfig, name: str) -> Budget:
     rule = RULES[name]
     setting = Setting(config.published_plan(), config.dataset.train_size, config.batch_size, config.delta_value)
     multiplier = config.privacy.noise_multiplier or rule.multiplier(setting, config.eps)
-    return Budget(multiplier, _spent(config, multiplier), published_eps=rule.eps(setting, multiplier))
+    stated = rule.eps(setting, multiplier)
+    return Budget(multiplier, _spent(config, multiplier), published_eps=stated, unmet=rule.unmet(setting, stated))
 
 
 def _spent(config: RunConfig, multiplier: float) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from dpbench.config.identity import plain
 from dpbench.config.schema import RunConfig
+from dpbench.models import PretrainedModel
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger, Plan, Release
 from dpbench.training.assemble import assemble
@@ -60,8 +61,8 @@ def seconds_of_step(config: RunConfig, size: int) -> float:
     release = Release(config.sampling_rate, multiplier, config.threshold.beside)
     ledger = Ledger(Plan.of([release] * (1 + TIMED_STEPS)), eps=1.0, delta=0.5, accountant="rdp")
     model = config.model
-    if getattr(model, "pretrained", None) is not None:  # random weights take as long, and need not be here
-        model = replace(model, pretrained=None)  # type: ignore[call-arg]
+    if isinstance(model, PretrainedModel):  # random weights take as long, and need not be here
+        model = replace(model, pretrained=None)
     parts = assemble(replace(config, model=model, noise=ConstantNoise()), device, multiplier, ledger)
     inputs, targets = blank(config, size, device)
 
