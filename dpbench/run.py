@@ -73,7 +73,7 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     _refuse_launcher(overrides)
-    _refuse_change_of_folder(overrides)
+    _refuse_other_folders(overrides)
     with uncollected():
         jobs = compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))
     if options.cfg:
@@ -124,12 +124,14 @@ def _refuse_launcher(overrides: list[str]) -> None:
             )
 
 
-def _refuse_change_of_folder(overrides: list[str]) -> None:
-    """The command and its jobs would mean different folders by the same relative names."""
+def _refuse_other_folders(overrides: list[str]) -> None:
+    """The command and its jobs would mean different folders by the same relative names, or by other settings."""
     for line in overrides:
         key, _, value = line.lstrip("+").partition("=")
         if key == "hydra.job.chdir" and value.lower() not in ("false", "null"):
             raise UserError(f"{line}: runs stay in the folder where the command was typed; leave it out")
+        if key == "hydra.sweep.dir":
+            raise UserError(f"{line}: all that a sweep writes lies below results_dir; set that instead")
 
 
 def _flags(typed: list[str]) -> Namespace:

@@ -121,6 +121,7 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
         ("-m eps=range(1,3,0)", "range(1,3,0)"),
         ("hydra.job.chdir=true", "stay in the folder"),
         ("-m eps=8,4 +hydra.job.chdir=True", "stay in the folder"),
+        ("-m eps=8,4 hydra.sweep.dir=here", "set that instead"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, arguments, culprit):

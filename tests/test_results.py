@@ -300,7 +300,16 @@ def test_groups_of_runs_are_compared(sweep):
     assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
     disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
     assert found["test accuracy, last (%)"][0] == as_printed(disk)
-    assert "data sets" not in outcome.out
+    assert "say little" not in outcome.out  # the run with another eps has failed
+
+
+def test_the_eps_of_runs_that_spent_different_ones_is_a_range_and_pointed_out(store):
+    (without,) = of_algorithm(store, "disk", eps="inf")
+    change(without, "status.json", lambda content: {"status": "finished"})
+    outcome = results(store, "compare", "algo=disk", "vs", "algo=dpsgd")
+    spent = {f"{read(one, 'summary.json')['eps']:.4g}" for one in of_algorithm(store, "disk")}
+    assert cells(outcome)["eps spent"][0] == f"{spent.pop()} to inf"
+    assert outcome.out.splitlines()[-1] == "Means over several values of eps say little: add eps=... to algo=disk"
 
 
 def test_means_over_several_data_sets_are_pointed_out(store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -71,11 +72,15 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
-    for what, name in (("data sets", "dataset"), ("models", "model")):
-        held = index.column(f"{name}.name")
-        if mixed := [group.name for group in groups if len({held[place] for place in group.places}) > 1]:
+    for what, name, column in (
+        ("values of eps", "eps", "eps"),
+        ("data sets", "dataset", "dataset.name"),
+        ("models", "model", "model.name"),
+    ):
+        held = [{index.column(column)[place] for place in _finished(index, group)} for group in groups]
+        if mixed := [group.name for group, values in zip(groups, held, strict=True) if len(values) > 1]:
             console.print(f"Means over several {what} say little: add {name}=... to {', '.join(mixed)}", soft_wrap=True)
-        elif len({held[place] for group in groups for place in group.places}) > 1:
+        elif len(set.union(*held)) > 1:
             console.print(f"The groups differ in their {what}.")
 
 
@@ -123,29 +128,37 @@ def _results(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[
             shown = NAMES.get(name, f"{name} (%)" if factor > 1 else name)
             cells = [mean_and_spread([factor * one for one in values]) for values in found]
             if name == "eps":
-                cells = [cell + _unproven(index, group) for cell, group in zip(cells, groups, strict=True)]
+                cells = [from_to(values) + _unproven(index, group) for values, group in zip(found, groups, strict=True)]
             yield shown, cells
 
 
 def _unproven(index: Index, group: Group) -> str:
     """What stands behind the eps of a group with runs whose eps is no guarantee."""
-    finished = [place for place in group.places if index.column("status")[place] == Status.FINISHED]
-    return UNPROVEN if any(is_unproven(index, place) for place in finished) else ""
+    return UNPROVEN if any(is_unproven(index, place) for place in _finished(index, group)) else ""
 
 
 def _numbers(index: Index, group: Group, name: str) -> list[float]:
-    values, status = index.column(name), index.column("status")
-    finished = (place for place in group.places if status[place] == Status.FINISHED)
-    return [float(values[place]) for place in finished if is_number(values[place])]
+    values = index.column(name)
+    return [float(values[place]) for place in _finished(index, group) if is_number(values[place])]
+
+
+def _finished(index: Index, group: Group) -> list[int]:
+    status = index.column("status")
+    return [place for place in group.places if status[place] == Status.FINISHED]
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation (n - 1); a dash for none."""
+    """Mean ± sample standard deviation (n - 1), without it where that is none or no number; a dash for none."""
     if not values:
         return NOTHING
     mean = f"{statistics.fmean(values):.5g}"
-    spread = statistics.stdev(values) if len(values) > 1 and len(set(values)) > 1 else 0.0
+    spread = statistics.stdev(values) if len(set(values)) > 1 and all(map(math.isfinite, values)) else 0.0
     return f"{mean} ± {spread:.2g}" if spread else mean
+
+
+def from_to(values: Sequence[float]) -> str:
+    """The least and the largest, one number where they are shown alike; a dash for none."""
+    return " to ".join(dict.fromkeys(f"{bound(values):.4g}" for bound in (min, max))) if values else NOTHING
 
 
 def differences(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
