@@ -32,10 +32,6 @@ class History:
     def __len__(self) -> int:
         return len(self._vectors)
 
-    def clear(self) -> None:
-        """Forget all of them."""
-        self._vectors.clear()
-
     def copies(self) -> list[Tensor]:
         """All of them, for a state."""
         return [vector.clone() for vector in self._vectors]

@@ -11,7 +11,7 @@ LARGEST_WEIGHT = 1e4
 
 
 def mixing_weight(kappa: float, gamma: float) -> float:
-    """C = (1 - κ)/(κγ), exactly 1 where rounding alone keeps it from that."""
+    """The weight c = (1 - κ)/(κγ), exactly 1 where rounding alone keeps it from that."""
     weight = (1 - kappa) / (kappa * gamma)
     return 1.0 if abs(weight - 1) < 1e-12 else weight
 
