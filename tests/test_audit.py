@@ -308,7 +308,8 @@ def require_consistent(found):
 
 
 # Left of the private gradient; what comes after it can't undo privacy, and the slow tests try that too.
-OF_EACH_MECHANISM = first_with_each("query", "clip", "threshold", "noise")
+# InnerOuter's query is DP-PMLF's with weights that do not sum to 1.
+OF_EACH_MECHANISM = first_with_each("query", "clip", "threshold", "noise") | {"innerouter"}
 # Noise that changes in every step, whose account by privacy losses takes longer than the attacks.
 VARYING = {"adp", "adp_sqrt", "dynamic_dpsgd"}
 

@@ -300,6 +300,7 @@ def test_groups_of_runs_are_compared(sweep):
     assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
     disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
     assert found["test accuracy, last (%)"][0] == as_printed(disk)
+    assert "data sets" not in outcome.out
     assert "say little" not in outcome.out  # the run with another eps has failed
 
 
