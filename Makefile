@@ -34,7 +34,7 @@ test: $(READY) lint  ## the tests (15 minutes on two cores), after the linter an
 slow: $(READY)  ## the tests that take minutes each
 	$(BIN)/python -m pytest -n 2 -m slow
 
-bench: $(READY)  ## time and memory of a private gradient, dpbench beside others (about a quarter of an hour on two cores)
+bench: $(READY)  ## time and memory of a private gradient, dpbench beside others (about ten minutes on two cores)
 	$(BIN)/python -m benchmarks
 
 lint: $(READY)  ## ruff and mypy
