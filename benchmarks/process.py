@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dpbench.training.devices import keep_freed_memory
+from dpbench.devices import keep_freed_memory
 
 # Imported once; processes are forked from there, before any thread is started.
 _SLOW_IMPORTS = [

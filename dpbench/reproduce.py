@@ -12,6 +12,7 @@ from dpbench.claims import Artefact, load_all, score
 from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
 from dpbench.config import RunConfig, compose_each, in_grammar
 from dpbench.console import make_console
+from dpbench.devices import choose_device
 from dpbench.files import require_writable
 from dpbench.garbage import uncollected
 from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
@@ -19,7 +20,6 @@ from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.queue import Left, carry_out
 from dpbench.reproduction.show import print_plan, reasons
 from dpbench.tracking import tracker_line
-from dpbench.training.devices import choose_device
 from dpbench.wording import duration, number_of
 
 if TYPE_CHECKING:

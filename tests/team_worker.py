@@ -31,6 +31,7 @@ from dpbench.gradients import PerSampleGradients
 from dpbench.noise import Noise
 from dpbench.privacy import epsilon
 from dpbench.privacy.sampling import PoissonSampler
+from dpbench.randomness import generator, global_stream
 from dpbench.step import PrivateStep
 from dpbench.training import loop
 from dpbench.training.assemble import assemble
@@ -38,7 +39,6 @@ from dpbench.training.budget import open_ledger
 from dpbench.training.distributed import TorchTeam, torchrun_team
 from dpbench.training.following import join
 from dpbench.training.lockstep import alone, together
-from dpbench.training.randomness import generator, global_stream
 from dpbench.training.team import Team
 
 MULTIPLIER, NORM, BATCH = 0.7, 1.0, 64

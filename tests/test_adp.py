@@ -19,12 +19,12 @@ from dpbench.privacy import Ledger, Plan, Release
 from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint
+from dpbench.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 from dpbench.stage import Course
 from dpbench.step import PrivateStep
 from dpbench.threshold import DecayingThreshold
 from dpbench.training.assemble import per_sample_loss
 from dpbench.training.budget import budget
-from dpbench.training.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 
 EPOCHS = {11_760: 60, 23_520: 120, 39_200: 200}
 

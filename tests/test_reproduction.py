@@ -16,6 +16,7 @@ from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 from dpbench.claims import Artefact, Cell, Evidence, load_all
 from dpbench.config import Job, compose_each, conf_folder, config_hash
 from dpbench.config.identity import changes_nothing
+from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.reproduction import available, facts, queue, standing, times
 from dpbench.reproduction.arguments import PASSED_ON, Arguments, parse
@@ -26,7 +27,6 @@ from dpbench.reproduction.index import RecordIndex, canonical, option_name
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State, standing_of
 from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
-from dpbench.training.devices import describe
 
 PAPERS = conf_folder() / "paper"
 

@@ -20,7 +20,7 @@ from dpbench.privacy.sampling import (
     steps_of,
 )
 from dpbench.privacy.uniform import SecureUniform, SeededUniform
-from dpbench.training.randomness import generator
+from dpbench.randomness import generator
 
 # Every statistical test below has a fixed seed or key and fails with probability below this for a right sampler.
 ERROR = 1e-6

@@ -10,10 +10,10 @@ from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, sna
 from dpbench.config import compose_jobs, config_hash
 from dpbench.gradients import FusedGradients
 from dpbench.launch import execute
+from dpbench.randomness import stream_seed
 from dpbench.run import _fused
 from dpbench.step import PrivateStep
 from dpbench.training import fusing
-from dpbench.training.randomness import stream_seed
 
 FUSED = ("-m", "seed=0,1,2", "fuse_seeds=true")
 APART = ("-m", "seed=0,1,2", "fuse_seeds=false")

@@ -9,17 +9,17 @@ from helpers import assembled, composed
 from dpbench.clip import ThresholdClip
 from dpbench.config import compose_jobs, config_hash
 from dpbench.data import Splits
+from dpbench.devices import choose_device
 from dpbench.errors import UserError
 from dpbench.optim import SGD
+from dpbench.randomness import STREAMS, generator, global_stream
+from dpbench.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
-from dpbench.training.devices import choose_device
 from dpbench.training.evaluation import evaluate
 from dpbench.training.lockstep import alone
 from dpbench.training.loop import train
 from dpbench.training.micro_batch import measured_fit
-from dpbench.training.randomness import STREAMS, generator, global_stream
-from dpbench.training.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
 
 
 def config_of(*overrides):

@@ -16,10 +16,10 @@ from dpbench.audit.settings import AuditSettings, audit_hash, compose
 from dpbench.cli.command import OverridesParser, run_command
 from dpbench.config import Job, config_hash, quoted, resolved
 from dpbench.console import make_console
+from dpbench.devices import choose_device, prepare_device
 from dpbench.errors import UserError
 from dpbench.files import jsonable, require_writable, write_atomically
 from dpbench.tracking.provenance import provenance
-from dpbench.training.devices import choose_device, prepare_device
 
 CONSISTENT, VIOLATED, FAILED = 0, 1, 3
 

@@ -19,7 +19,7 @@ from dpbench.privacy import Plan, Release, epsilon
 from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.privacy.uniform import SeededUniform
-from dpbench.training.randomness import generator, global_stream
+from dpbench.randomness import generator, global_stream
 
 # Runs, as a share of those that judge, from which the thresholds are chosen; they judge nothing.
 PILOT_SHARE = 0.25

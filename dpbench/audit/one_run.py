@@ -18,11 +18,11 @@ from dpbench.audit.tap import Tap
 from dpbench.config import RunConfig, config_hash
 from dpbench.data import Split, Splits
 from dpbench.privacy.correlation import Correlation
+from dpbench.randomness import generator
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.lockstep import alone
 from dpbench.training.loop import train
-from dpbench.training.randomness import generator
 
 # Directions that no canary has: they show the scale of the noise.
 SILENT = 512

@@ -12,11 +12,11 @@ from dpbench.config import Job, RunConfig, config_hash
 from dpbench.console import new_table
 from dpbench.data import TextDataset
 from dpbench.data.tokenizers import tokenizer_here
+from dpbench.devices import choose_device
 from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
 from dpbench.training.calibrating import budgets
-from dpbench.training.devices import choose_device
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
 from dpbench.training.execution import record_of
 from dpbench.wording import duration

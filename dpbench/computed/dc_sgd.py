@@ -20,9 +20,9 @@ from dpbench.config import conf_folder
 from dpbench.privacy.calibration import solve
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.tuning import RandomStopping, RenyiCurve
+from dpbench.randomness import generator
 from dpbench.threshold import PercentileThreshold
 from dpbench.threshold.histogram import expected_error, histogram, midpoints
-from dpbench.training.randomness import generator
 
 Array = NDArray[np.float64]
 

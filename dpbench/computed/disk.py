@@ -12,7 +12,7 @@ from dpbench.claims.computed_file import Axis, Computed, Panel, Style
 from dpbench.computed.common import composed, curve, values_of
 from dpbench.computed.regression import METHODS, LinearRegression, descend
 from dpbench.filters.kalman import gain_rate, scalar_gains, steady_gain
-from dpbench.training.randomness import generator
+from dpbench.randomness import generator
 
 STEPS_OF_GAINS = 12
 

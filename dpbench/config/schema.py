@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from dpbench import averaging, clip, filters, models, noise, optim, query, threshold
+from dpbench import averaging, clip, filters, models, noise, optim, query, schedules, threshold
 from dpbench.config import combinations, promises
 from dpbench.config.privacy import Privacy
 from dpbench.config.rules import delta_of, evaluated_every
@@ -22,7 +22,6 @@ from dpbench.errors import require
 from dpbench.privacy import Plan, Release
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
-from dpbench.training import schedules
 
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from dpbench.config import Job
 from dpbench.data import Splits
+from dpbench.randomness import global_stream
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam, current_team
 from dpbench.training.execution import Execution, failed_to_begin, record_of
@@ -17,7 +18,6 @@ from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.lockstep import alone, together
-from dpbench.training.randomness import global_stream
 
 
 def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None) -> None:

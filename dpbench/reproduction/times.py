@@ -17,9 +17,9 @@ from torch import nn
 from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
+from dpbench.devices import ROWS_ON_CPU, choose_device, describe
 from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.reading import Recorded
-from dpbench.training.devices import ROWS_ON_CPU, choose_device, describe
 
 # A forward and a backward pass cost so many times what a forward pass does.
 PASSES = 3

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from dpbench.devices import describe
 from dpbench.privacy.gaussian import SEEDED_NOISE
-from dpbench.training.devices import describe
 
 PACKAGES = (
     "dpbench",

@@ -17,10 +17,10 @@ from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
+from dpbench.randomness import generator, global_stream
 from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
 from dpbench.training.micro_batch import fitting_micro_batch
-from dpbench.training.randomness import generator, global_stream
 
 Kind = TypeVar("Kind", bound=PerSampleGradients)
 

@@ -12,11 +12,11 @@ import torch
 
 from dpbench.config.identity import plain
 from dpbench.config.schema import RunConfig
+from dpbench.devices import choose_device, prepare_device
 from dpbench.models import PretrainedModel
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger, Plan, Release
 from dpbench.training.assemble import assemble
-from dpbench.training.devices import choose_device, prepare_device
 from dpbench.training.micro_batch import blank
 
 TIMED_STEPS = 3

@@ -14,6 +14,7 @@ from rich.console import Console
 from dpbench.config import Job, RunConfig, config_hash, resolved
 from dpbench.config.own import contracts, place
 from dpbench.data import Splits
+from dpbench.devices import choose_device, describe, prepare_device
 from dpbench.errors import UserError
 from dpbench.files import jsonable, read_json
 from dpbench.garbage import uncollected
@@ -27,7 +28,6 @@ from dpbench.tracking.record import MODEL, RecordError
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.checkpoint import FILES
-from dpbench.training.devices import choose_device, describe, prepare_device
 from dpbench.training.display import Display
 from dpbench.training.distributed import current_team
 from dpbench.training.following import about, join

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpbench.config import Job, RunConfig, compose_jobs, config_hash, quoted
+from dpbench.devices import choose_device, describe, prepare_device
 from dpbench.errors import UserError
+from dpbench.randomness import global_stream
 from dpbench.tracking import Status
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import open_ledger
-from dpbench.training.devices import choose_device, describe, prepare_device
 from dpbench.training.distributed import RankError, TorchTeam
 from dpbench.training.lockstep import Steps, together
 from dpbench.training.loop import DivergedError, train
-from dpbench.training.randomness import global_stream
 from dpbench.training.slices import Slice
 from dpbench.training.team import Team
 

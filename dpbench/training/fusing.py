@@ -12,10 +12,10 @@ from dpbench import cache
 from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.data import Splits
+from dpbench.devices import describe
 from dpbench.gradients import FusedGradients, Request
 from dpbench.query import Point
 from dpbench.training.assemble import Assembly, gradients_of
-from dpbench.training.devices import describe
 from dpbench.training.micro_batch import fused_rows
 
 # With fuse_seeds=auto, seeds share passes where that takes at most so much of the time of separate ones. Beside the

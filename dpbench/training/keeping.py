@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dpbench.config import RunConfig
+from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SEEDED_NOISE
@@ -20,7 +21,6 @@ from dpbench.tracking.published import Published, forget, kind_of
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.devices import describe
 from dpbench.training.loop import evaluated_after
 from dpbench.training.resume import GLOBAL, MisfitError, Training
 

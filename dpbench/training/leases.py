@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from dpbench.devices import choose_device
 from dpbench.tracking.lock import Lock
-from dpbench.training.devices import choose_device
 
 
 def device_of_this_process(name: str) -> torch.device:

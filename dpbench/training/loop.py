@@ -16,13 +16,13 @@ from dpbench.models import NextToken
 from dpbench.privacy import Ledger, make_sampler
 from dpbench.privacy.sampling import Sampler
 from dpbench.privacy.uniform import SecureUniform, SeededUniform, UniformSource
+from dpbench.randomness import generator
 from dpbench.scores import text_scores
 from dpbench.stage import State
 from dpbench.training.assemble import Assembly
 from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model
 from dpbench.training.generation import continuations
 from dpbench.training.lockstep import Steps
-from dpbench.training.randomness import generator
 from dpbench.training.team import ALONE, Team
 from dpbench.wording import number_of
 

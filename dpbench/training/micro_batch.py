@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from dpbench import cache
 from dpbench.config import RunConfig
 from dpbench.config.identity import plain
+from dpbench.devices import ROWS_ON_CPU, describe, total_memory
 from dpbench.gradients import PerSampleGradients
 from dpbench.query import Point
-from dpbench.training.devices import ROWS_ON_CPU, describe, total_memory
 
 # Largest share of the device's memory that one micro-batch may take.
 MEMORY_SHARE = 0.5
