@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -22,7 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.config.files import conf_folder, is_unreadable, require_readable
+from dpbench.config.files import conf_folder, is_unreadable, loader_of, require_readable
 from dpbench.config.identity import name_of
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
@@ -204,10 +202,7 @@ def compose_each(lines: Sequence[Sequence[str]]) -> list[Job]:
 
 
 def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Override]:
-    search_path = create_config_search_path(str(conf_folder()))
-    for folder in config_dirs:
-        search_path.prepend("cli", f"file://{folder}")
-    parser = OverridesParser.create(ConfigLoaderImpl(config_search_path=search_path))
+    parser = OverridesParser.create(loader_of(config_dirs))
     parsed = []
     for line in overrides:
         if line.startswith("="):

@@ -7,6 +7,8 @@ from itertools import takewhile
 from pathlib import Path
 
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from omegaconf import OmegaConf
 
 from dpbench.errors import UserError
@@ -19,6 +21,14 @@ def conf_folder() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
+
+
+def loader_of(config_dirs: Sequence[Path]) -> ConfigLoaderImpl:
+    """Hydra's loader of the project's options and, before them, of those in further folders."""
+    path = create_config_search_path(str(conf_folder()))
+    for folder in config_dirs:
+        path.prepend("command-line", f"file://{folder}")
+    return ConfigLoaderImpl(config_search_path=path)
 
 
 def options(folder: Path) -> Iterator[Path]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
@@ -23,7 +22,7 @@ from hydra.types import HydraContext, RunMode
 from joblib import cpu_count, effective_n_jobs
 from omegaconf import DictConfig
 
-from dpbench.config import conf_folder
+from dpbench.config.files import loader_of
 from dpbench.config.messages import explain, no_such_setting, unknown_setting
 from dpbench.config.own import find_own_stages
 from dpbench.config.schema import register
@@ -121,10 +120,7 @@ def _composed(loader: ConfigLoaderImpl, settings: Sequence[str]) -> DictConfig:
 def _loader(config_dirs: Sequence[Path]) -> ConfigLoaderImpl:
     register()
     find_own_stages(config_dirs)
-    path = create_config_search_path(str(conf_folder()))
-    for folder in config_dirs:
-        path.prepend("command-line", f"file://{folder}")
-    return ConfigLoaderImpl(config_search_path=path)
+    return loader_of(config_dirs)
 
 
 def _share_cores(settings: DictConfig, jobs: int) -> int:
