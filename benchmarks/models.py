@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset
@@ -84,6 +85,7 @@ class Logits(nn.Module):
         self.model = model
         self.argument = argument
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch."""
         logits: Tensor = self.model(**{self.argument: x}).logits

@@ -99,6 +99,7 @@ class AutomaticClip(Clip):
 
     stabiliser: float = 0.01
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.stabiliser < math.inf, "clip.stabiliser", self.stabiliser, "a finite number >= 0")
@@ -139,6 +140,7 @@ class PSAClip(Clip):
 
     regulariser: float = 0.1
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.regulariser <= 1, "clip.regulariser", self.regulariser, "a number in (0, 1]")

@@ -44,6 +44,7 @@ class ErrorFeedbackClip(ThresholdClip):
     ratio: float = 1.0
     uncertified: bool = False
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(1 <= self.ratio < math.inf, "clip.ratio", self.ratio, "a finite number >= 1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 
 class Terminated(KeyboardInterrupt):
     """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
@@ -23,6 +25,7 @@ class UserError(Exception):
         self.message = visible(" ".join(message.split()))
         super().__init__(str(self))
 
+    @override
     def __str__(self) -> str:
         return self.message if self.field is None else f"{self.field}={show(self.value)}: {self.message}"
 

@@ -92,6 +92,7 @@ class Chebyshev(Designed):
 
     ripple: float = 1.0
 
+    @override
     def __post_init__(self) -> None:
         require(1e-6 <= self.ripple <= 100, "filter.ripple", self.ripple, "a number from 1e-6 to 100, in decibel")
         super().__post_init__()

@@ -195,5 +195,6 @@ class _Root(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @override
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
         return None, None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dpbench.gradients.uses import Lookup, Outer, Squares, Strategy, Term, Use, cross_products
 
@@ -70,6 +71,7 @@ class Held(Summand):
         self._chunks: list[tuple[Tensor, ...]] = []
         self._squares: list[Tensor] = []
 
+    @override
     def add(self, term: Term, use: Use) -> None:
         """Add a term, whose rows may be overwritten.
 
@@ -91,6 +93,7 @@ class Held(Summand):
         """G_i for each parameter, shape (B, numbers in it), where there are few of them; else None."""
         return self._chunks[0] if len(self._chunks) == 1 and few(self._chunks[0]) else None
 
+    @override
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖² of the sums as they are."""
         if precise:
@@ -99,6 +102,7 @@ class Held(Summand):
             return of_rows(self._squares)
         return of_rows([row_squares(rows) for rows in self._chunks])
 
+    @override
     def keep(self, samples: Tensor) -> None:
         """Let the others be zero."""
         parts = samples.split([len(rows[0]) for rows in self._chunks])
@@ -106,6 +110,7 @@ class Held(Summand):
             for t in rows:
                 t[~part] = 0.0
 
+    @override
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each chunk and parameter."""
         parts = factors.split([len(rows[0]) for rows in self._chunks])
@@ -115,6 +120,7 @@ class Held(Summand):
                 total.addmv_(rows.t(), part)
             target.add_(total.view_as(target))
 
+    @override
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed; all G_i are in one chunk."""
         (of_all,) = self._chunks
@@ -136,10 +142,12 @@ class Factored(Summand):
         """Whether norms come from Gram matrices of a linear layer's tokens."""
         return self._strategy.kind == "gram" and isinstance(self.use, Outer) and self.terms[0].a.shape[1] > 1
 
+    @override
     def add(self, term: Term, use: Use) -> None:
         """Add a term."""
         self.terms.append(term if self._strategy.kind == "gram" else term._replace(output=None))
 
+    @override
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖²."""
         if self._strategy.kind == "gram":
@@ -157,15 +165,18 @@ class Factored(Summand):
         reach = torch.stack([self.use.reach(term) for term in terms]).sum(0)
         return Squares(torch.cat(squares), reach * (1.0 if precise else SEVERELY / CANCELLING))
 
+    @override
     def keep(self, samples: Tensor) -> None:
         """Let what the others are made of be zero, in copies: the model's inputs may be among it."""
         self.terms = [term.kept(samples) for term in self.terms]
 
+    @override
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, one product for each term."""
         for term in self._like(onto):
             self.use.add_weighted_sum(term, factors.to(onto[0].dtype), onto)
 
+    @override
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one product for each term."""
         for term in self._like(onto):
@@ -183,10 +194,12 @@ class Tied(Summand):
     def __init__(self) -> None:
         self._parts: dict[type[Use], Factored] = {}
 
+    @override
     def add(self, term: Term, use: Use) -> None:
         """Add a term of either use."""
         self._parts.setdefault(type(use), Factored(use, self.GRAM)).add(term, use)
 
+    @override
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i + H_i‖² = ‖G_i‖² + ‖H_i‖² + 2 ⟨G_i, H_i⟩."""
         of_parts = [part.squares(precise=precise) for part in self._parts.values()]
@@ -198,16 +211,19 @@ class Tied(Summand):
             whole = whole + 2 * cross_products(lookups, outers)
         return Squares(whole, parts)
 
+    @override
     def keep(self, samples: Tensor) -> None:
         """Let the others be zero in both."""
         for part in self._parts.values():
             part.keep(samples)
 
+    @override
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i (G_i + H_i)."""
         for part in self._parts.values():
             part.add_weighted_sum(factors, onto)
 
+    @override
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed."""
         for part in self._parts.values():
@@ -225,11 +241,13 @@ class BySeed(Summand):
         """
         self._parts = parts
 
+    @override
     def add(self, term: Term, use: Use) -> None:
         """Add a term of all seeds."""
         for part, of_seed in zip(self._parts, term.by_seed(len(self._parts)), strict=True):
             part.add(of_seed, use)
 
+    @override
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖²."""
         of_seeds = [part.squares(precise=precise) for part in self._parts]
@@ -237,6 +255,7 @@ class BySeed(Summand):
             torch.cat([of.whole for of in of_seeds]), torch.cat([of.parts.expand_as(of.whole) for of in of_seeds])
         )
 
+    @override
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one after the other."""
         for part, own, *targets in zip(self._parts, factors, *onto, strict=True):

@@ -40,6 +40,7 @@ class PretrainedText(PretrainedModel, TextModel):
     heads: int = 12
     dropout: float = 0.1
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require_transformer(self.width, self.depth, self.heads)
@@ -66,6 +67,7 @@ class TextEncoder(PretrainedText):
     trained: str = "all"
     lora_rank: int = 16
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.kind in KINDS, "model.kind", self.kind, f"one of {', '.join(KINDS)}")

@@ -69,6 +69,7 @@ class SmallTransformer(TextModel):
     depth: int = 1
     heads: int = 4
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require_transformer(self.width, self.depth, self.heads)
@@ -124,6 +125,7 @@ class CharacterLSTM(TextModel):
     hidden: int = 128
     depth: int = 2
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("embedded", "hidden", "depth"):

@@ -68,6 +68,7 @@ class _Block(nn.Module):
             else nn.Identity()
         )
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(self.norm1(F.relu(x)))
         output: Tensor = self.conv2(self.norm2(F.relu(h))) + self.skip(x)

@@ -124,6 +124,7 @@ class BandedNoise(CorrelatedNoise):
 
     bands: int = 4
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.bands >= 1, "noise.bands", self.bands, "a whole number >= 1")

@@ -69,6 +69,7 @@ class AdaGradNorm(Optimizer):
     amplification: float = 1.0
     period: int = 195
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.start < math.inf, "optim.start", self.start, "a finite number > 0")

@@ -88,6 +88,7 @@ class FilteredAdam(Optimizer):
     beta2: float = 0.999
     floor: float = 1e-5
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.beta2 < 1, "optim.beta2", self.beta2, "a number in [0, 1)")

@@ -83,6 +83,7 @@ class GaLore(FilteredAdam):
     interval: int = 50
     scale: float = 1.0
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.rank >= 1, "optim.rank", self.rank, "a whole number >= 1")

@@ -26,6 +26,7 @@ class SGD(Optimizer):
 
     momentum: float = 0.0
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "a number in [0, 1)")
@@ -51,6 +52,7 @@ class Adam(Optimizer):
     beta2: float = 0.999
     eps: float = 1e-8
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.beta1 < 1, "optim.beta1", self.beta1, "a number in [0, 1)")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from typing_extensions import override
 
 from dpbench.privacy.sampling import CYCLIC, Scheme
 
@@ -77,6 +78,7 @@ class Tree(Correlation):
     is released, or counted.
     """
 
+    @override
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
         # A sample adds to an interval as often as it takes part there; terms of one sign are the worst case.
         squares = np.zeros(epoch)
@@ -88,6 +90,7 @@ class Tree(Correlation):
             squares += np.bincount(pairs % epoch, counts**2.0, epoch)
         return float(squares.max())
 
+    @override
     def _strategy(self, steps: int) -> np.ndarray:
         matrix = np.zeros((steps, steps))
         for end in range(1, steps + 1):
@@ -112,10 +115,12 @@ class BandedSquareRoot(Correlation):
         k = np.arange(1, min(self.bands, steps))
         return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 
+    @override
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
         # Coefficients are positive, so the worst case adds the columns of one sample up, and starts as early as it can.
         return _toeplitz_square(self, steps, epoch)
 
+    @override
     def _strategy(self, steps: int) -> np.ndarray:
         matrix = np.zeros((steps, steps))
         for lag, coefficient in enumerate(self.within(steps)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dpbench.privacy.uniform import UniformSource
 
@@ -102,6 +103,7 @@ class PoissonSampler(Sampler):
         # Double precision: a float32 draw rounds q to a multiple of 2^-24.
         self._draws = torch.empty(size, dtype=torch.float64, device=source.device)
 
+    @override
     def draw(self) -> Tensor:
         """Ascending indices."""
         return (self._source.fill(self._draws) < self._rate).nonzero().squeeze(1)
@@ -110,6 +112,7 @@ class PoissonSampler(Sampler):
 class FixedSizeSampler(Sampler):
     """Each step draws B samples without replacement, independently of other steps."""
 
+    @override
     def draw(self) -> Tensor:
         """Indices in random order."""
         return self._source.order(self.size)[: self.batch]
@@ -128,6 +131,7 @@ class PassSampler(Sampler):
         self._order: Tensor | None = None
         self._next = 0
 
+    @override
     def draw(self) -> Tensor:
         """Indices in random order."""
         if self._order is None or (self.reshuffle and self._next >= self.size):
@@ -138,10 +142,12 @@ class PassSampler(Sampler):
         self._next += self.batch
         return batch
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         """Order of the pass and place in it."""
         return {} if self._order is None else {"order": self._order.clone(), "next": self._next}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue within a pass."""
         self._order = state["order"].clone() if state else None

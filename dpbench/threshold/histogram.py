@@ -113,6 +113,7 @@ class PercentileThreshold(HistogramThreshold):
     quantile: float = 0.5
     range: float = 1.0
 
+    @override
     def __post_init__(self) -> None:
         require(0 < self.quantile <= 1, "threshold.quantile", self.quantile, "a number in (0, 1]")
         low, high = RANGES

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
+from typing_extensions import override
+
 
 @dataclass(frozen=True)
 class Process:
@@ -41,6 +43,7 @@ class Process:
         pid = content.get("pid")
         return cls(pid=pid if isinstance(pid, int) else 0, **text)
 
+    @override
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
