@@ -515,7 +515,8 @@ def test_a_sample_that_is_not_finite_adds_nothing(algo):
     step = taken(small_step(algo), 3)
     request = step.request([(inputs, labels)], step.threshold.value(step.steps))
     without = request._replace(batch=[(inputs[sound], labels[sound])])
-    assert torch.equal(request.alone().total, without.alone().total)
+    # Products of another number of rows may round otherwise.
+    torch.testing.assert_close(request.alone().total, without.alone().total, rtol=1e-5, atol=1e-6)
     for multiplier in (0.0, MULTIPLIER):
         step = taken(small_step(algo, multiplier), 3, inputs, labels)
         assert step.gradients.flat.vector.isfinite().all()
