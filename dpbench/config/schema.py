@@ -6,7 +6,7 @@ import math
 import re
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -330,6 +330,7 @@ SCHEMAS: dict[str, dict[str, type]] = {
 }
 
 
+@cache
 def register() -> None:
     """Make the schemas known to Hydra, in groups of their own so that users' lists show only choices."""
     store = ConfigStore.instance()
