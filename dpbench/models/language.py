@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +123,10 @@ class TextEncoder(PretrainedText):
             lora_dropout=0.0,
             target_modules=LORA_TARGETS,
         )
-        found: nn.Module = peft.get_peft_model(net, settings)
+        with warnings.catch_warnings():
+            # peft asks for it by a name that transformers is giving up.
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.* is deprecated", FutureWarning)
+            found: nn.Module = peft.get_peft_model(net, settings)
         return found
 
 
