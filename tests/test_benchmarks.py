@@ -14,10 +14,12 @@ from benchmarks.measure import measure
 from benchmarks.memory import peak_memory, peak_on_cpu
 from benchmarks.models import SPECS, Case, build_case
 from benchmarks.process import MeasurementError, in_own_process, reason
-from benchmarks.report import markdown
+from benchmarks.report import ONE_POINT_ENGINES, markdown
+from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
 from benchmarks.timing import LARGEST_ERROR, Contenders, Settings, time_case
 
 CPU = torch.device("cpu")
+TWO_POINT_STEPS = [name for name in STEPS if name not in (NON_PRIVATE_STEP, DPSGD_STEP)]
 ONE_ROUND = Settings(rounds=1, small=True, steps=False)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # the peers'
@@ -218,14 +220,27 @@ def test_all_models_are_made():
 
 def test_the_numbers_in_the_readme_are_the_recorded_ones():
     root = Path(__file__).resolve().parents[1]
-    recorded, earlier = (
-        json.loads((root / f"results/benchmarks/cpu-{machine}-2-threads.json").read_text())
+    recorded, other = (
+        json.loads((root / f"results/benchmarks/cpu-{machine}-2-threads.json").read_text())["models"]
         for machine in ("amd-epyc", "intel-xeon")
     )
-    readme = (root / "README.md").read_text()
-    *others, last = (f"{model['engines']['dpbench']['ratio']:.2f}" for model in earlier["models"].values())
-    assert f"an earlier commit had\n{', '.join(others)} and {last} in the order" in readme
-    for model in recorded["models"].values():
+    readme = " ".join((root / "README.md").read_text().split())
+    *others, last = (f"{model['engines']['dpbench']['ratio']:.2f}" for model in other.values())
+    assert f"an Intel Xeon have {', '.join(others)} and {last} in the order" in readme
+    for models, sentence in (
+        (recorded, "Whole steps of DiSK and DP-PMLF take {} to {} times those of DP-SGD."),
+        (other, "ahead of all others there too, and {} to {} times DP-SGD's step for those of DiSK and DP-PMLF."),
+    ):
+        steps = [model["steps"][name]["ratio_to_dpsgd"] for model in models.values() for name in TWO_POINT_STEPS]
+        assert sentence.format(f"{min(steps):.2f}", f"{max(steps):.2f}") in readme
+        for model in models.values():
+            private = {name: model["engines"][name].get("ratio", math.inf) for name in ONE_POINT_ENGINES}
+            assert min(private, key=private.__getitem__) == "dpbench"
+    roberta = recorded["roberta"]
+    step, gradient = roberta["steps"]["step_dpsgd"], roberta["engines"]["dpbench"]
+    shown = f"takes {1000 * step['median_seconds']:.0f} ms, {1000 * gradient['median_seconds']:.0f} of them for"
+    assert shown in readme
+    for model in recorded.values():
         engines = model["engines"]
 
         def ratio(*names, engines=engines):
