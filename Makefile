@@ -29,7 +29,7 @@ smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes),
 	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER))
 
 test: $(READY) lint  ## the tests (15 minutes on two cores), after the linter and the type checker
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY)  ## the tests that take minutes each
 	$(BIN)/python -m pytest -n 2 -m slow
