@@ -515,6 +515,10 @@ def test_a_sample_that_is_not_finite_adds_nothing(algo):
     step = taken(small_step(algo), 3)
     request = step.request([(inputs, labels)], step.threshold.value(step.steps))
     without = request._replace(batch=[(inputs[sound], labels[sound])])
+    otherwise = inputs.clone()
+    otherwise[0], otherwise[1, 0, 2] = -math.inf, math.nan
+    broken_otherwise = request._replace(batch=[(otherwise, labels.where(sound, labels + 1).remainder(10))])
+    assert torch.equal(request.alone().total, broken_otherwise.alone().total)
     # Products of another number of rows may round otherwise.
     torch.testing.assert_close(request.alone().total, without.alone().total, rtol=1e-5, atol=1e-6)
     for multiplier in (0.0, MULTIPLIER):
