@@ -1,14 +1,16 @@
 """Per-sample gradients of linear layers, convolutions, norms and pooling, against plain passes in float64."""
 
+from functools import partial
+
 import pytest
 import torch
-from gradient_checks import SHAPES, assert_exact, assert_standardised_exact, read_out, seeds, standardised
+from gradient_checks import SHAPES, Expanded, assert_exact, assert_standardised_exact, read_out, seeds, standardised
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from dpbench.gradients.pooling import max_pooling
+from dpbench.gradients.pooling import max_pooling, vectorised_pooling
 from dpbench.models.layers import StdConv2d, WSConv2d
 
 
@@ -117,6 +119,24 @@ def test_conv2d_by_inner_products(seed, kernel, padding, dilation, extra, views)
     layer = nn.Conv2d(2, 3, kernel, padding=padding, dilation=dilation)
     model = read_out(layer, nn.Tanh(), example=x[:, 0] if views > 1 else x)
     assert_exact(model, x, views=views, points=(1, 2), strategies=frozenset({"gram"}))
+
+
+@settings(SHAPES, max_examples=28)
+@given(
+    seeds,
+    convolutions(2),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["hold", "pass", "gram", None]),
+)
+def test_conv2d_of_grey_maps(seed, convolution, first, views, kind):
+    torch.manual_seed(seed)
+    channels, options, size = convolution
+    x = torch.randn(4, views, 1, *size) if views > 1 else torch.randn(4, 1, *size)
+    before = [] if first else [nn.Conv2d(1, 1, 1), nn.Tanh()]
+    layers = [*before, Expanded(channels), nn.Conv2d(channels, **options), nn.Tanh()]
+    model = read_out(*layers, example=x[:, 0] if views > 1 else x)
+    assert_exact(model, x, views=views, strategies=kind and {kind})
 
 
 CONVOLUTIONS = {
@@ -296,3 +316,15 @@ def test_max_pooling_takes_the_pixel_that_torch_takes_of_several_equal_ones():
     last, elsewhere = maxima_and_gradient(lambda t: pool(t.flip(2, 3)).flip(2, 3))
     assert torch.equal(last, want[0])
     assert not torch.equal(elsewhere, want[1])
+
+
+def test_max_pooling_is_the_same_where_no_books_are_kept():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Sequential(nn.MaxPool2d(2, 1)))
+    x = torch.randn(5, 1, 12, 13)
+    want = model(x)
+    with vectorised_pooling(model):
+        assert {type(vars(layer).get("forward")) for layer in model.modules() if isinstance(layer, nn.MaxPool2d)} == {
+            partial
+        }
+        assert torch.equal(model(x), want)
+    assert not any("forward" in vars(layer) for layer in model.modules())

@@ -2,13 +2,22 @@
 
 import pytest
 import torch
-from gradient_checks import WEIGHTS, assert_exact, cross_entropy, func_gradients, iterates_of, plain_gradients, read_out
+from gradient_checks import (
+    WEIGHTS,
+    Expanded,
+    assert_exact,
+    cross_entropy,
+    func_gradients,
+    iterates_of,
+    plain_gradients,
+    read_out,
+)
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients, uses
 from dpbench.gradients.joined import SameInput, SideBySide
 from dpbench.gradients.summands import Factored, Held
-from dpbench.gradients.uses import Lookup, Outer, Patches, Squares
+from dpbench.gradients.uses import GreyPatches, Lookup, Outer, Patches, Squares
 from dpbench.query import Point
 
 
@@ -163,12 +172,19 @@ def nothing(self, term, factors, onto):
     pass
 
 
+def grey():
+    return nn.Sequential(Expanded(3), nn.Conv2d(3, 4, 3))
+
+
 # (model, size of its inputs or None for ids, what is spoilt of which use): the strategies that few samples take.
 SPOILT = {
     "norms of linear": (lambda: nn.Linear(5, 4), (4, 5), Outer, "gram_squares", zeros_for_squares),
     "sums of linear": (lambda: nn.Linear(5, 4), (4, 5), Outer, "add_weighted_sum", nothing),
     "gradients of linear": (lambda: nn.Linear(5, 4), (4, 6, 5), Outer, "rows", halves_of(Outer.rows)),
     "gradients of conv": (lambda: nn.Conv2d(2, 3, 2), (4, 2, 4, 4), Patches, "rows", halves_of(Patches.rows)),
+    "gradients of grey conv": (grey, (4, 1, 6, 6), GreyPatches, "rows", halves_of(GreyPatches.rows)),
+    "norms of grey conv": (grey, (4, 1, 3, 3), GreyPatches, "gram_squares", zeros_for_squares),
+    "sums of grey conv": (grey, (4, 1, 3, 3), GreyPatches, "add_weighted_sum", nothing),
     "norms of embedding": (lambda: nn.Embedding(9, 4), None, Lookup, "gram_squares", zeros_for_squares),
     "sums of embedding": (lambda: nn.Embedding(9, 4), None, Lookup, "add_weighted_sum", nothing),
 }

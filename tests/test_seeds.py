@@ -17,7 +17,7 @@ from dpbench.clip import AutomaticClip, ThresholdClip
 from dpbench.filters import Exponential
 from dpbench.gradients import FlatParameters, FusedGradients, PerSampleGradients, Request
 from dpbench.gradients.summands import BySeed, Factored, Held
-from dpbench.gradients.uses import Patches, Term
+from dpbench.gradients.uses import GreyPatches, Patches, Term
 from dpbench.gradients.weights import StackedWeights
 from dpbench.models.layers import WSConv2d
 from dpbench.noise import ConstantNoise
@@ -321,9 +321,11 @@ def test_grouped_convolutions_are_those_of_each_seed(layer, bias):
         torch.testing.assert_close(got[2 * seed : 2 * seed + 2], functional_call(layer, own, (rows,)))
 
 
-def test_grouped_weighted_sums_are_those_of_each_seed():
-    use = Patches(((6, 2, 3, 3),), stride=(2, 1), padding=(1, 1), groups=2)
-    a, b = torch.randn(6, 2, 4, 7, 8).double(), torch.randn(6, 2, 6, 4, 8).double()
+@pytest.mark.parametrize("channels", [2, 1])
+def test_grouped_weighted_sums_are_those_of_each_seed(channels):
+    kind, groups = (Patches, 2) if channels == 2 else (GreyPatches, 1)
+    use = kind(((6, 2, 3, 3),), stride=(2, 1), padding=(1, 1), groups=groups)
+    a, b = torch.randn(6, 2, groups * channels, 7, 8).double(), torch.randn(6, 2, 6, 4, 8).double()
     factors, got = torch.rand(3, 2).double(), torch.zeros(3, 6, 2, 3, 3).double()
     use.add_grouped_sums(Term(a, b), factors, [got])
     for seed in range(3):

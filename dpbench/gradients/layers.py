@@ -20,7 +20,7 @@ from dpbench.gradients.parts import bias_parts, linear
 from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import Part, Recording
 from dpbench.gradients.recurrent import lstm
-from dpbench.gradients.uses import Direct, Lookup, Patches, Standardisation, StandardisedPatches, Term
+from dpbench.gradients.uses import Direct, GreyPatches, Lookup, Patches, Standardisation, StandardisedPatches, Term
 from dpbench.gradients.uses.base import full
 from dpbench.models.layers import WSConv2d
 
@@ -41,9 +41,14 @@ def convolution(recording: Recording, layer: nn.Conv1d | nn.Conv2d, input: Tenso
     """Conv1d and Conv2d, whatever their padding, stride, dilation and groups."""
     x = recording.spread(input)
     weights = recording.weights
-    output = weights.convolution(layer, x, weights.of(layer.weight), layer.bias)
+    weight = weights.of(layer.weight)
+    of_grey = x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 0 and layer.groups == 1
+    if of_grey:  # one channel, expanded
+        x, weight = x[:, :1], weight.sum(-3, keepdim=True)
+    output = weights.convolution(layer, x, weight, layer.bias)
     padding, written_out = _padding(layer)
-    use = Patches((_kernel_shape(layer),), _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
+    kind = GreyPatches if of_grey else Patches
+    use = kind((_kernel_shape(layer),), _pair(layer.stride), padding, _pair(layer.dilation), layer.groups)
     return _watch_convolution(recording, layer, x, output, (layer.weight,), use, written_out)
 
 

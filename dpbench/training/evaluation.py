@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dpbench.data import IGNORED, Samples
+from dpbench.gradients.pooling import vectorised_pooling
 from dpbench.training.team import ALONE, Team
 
 EVALUATION_BATCH = 1000
@@ -43,10 +44,11 @@ def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, te
     loss = torch.zeros(1, dtype=torch.float64, device=split.labels.device)
     of_class = split.labels.bincount()
     correct = torch.zeros_like(of_class)
-    for inputs, labels in split.everything(min(batch, EVALUATION_BATCH)):
-        logits = model(inputs)
-        loss += F.cross_entropy(logits, labels, reduction="sum").double()
-        correct.index_add_(0, labels, (logits.argmax(1) == labels).long())
+    with vectorised_pooling(model):
+        for inputs, labels in split.everything(min(batch, EVALUATION_BATCH)):
+            logits = model(inputs)
+            loss += F.cross_entropy(logits, labels, reduction="sum").double()
+            correct.index_add_(0, labels, (logits.argmax(1) == labels).long())
     model.train()
     (total, *right), samples = team.sum(torch.cat([loss, correct.double()])).tolist(), of_class.tolist()
     by_class = tuple(r / n if n else None for r, n in zip(right, samples, strict=True))

@@ -4,11 +4,12 @@ from dpbench.gradients.uses.base import Squares, Strategy, Term, Use
 from dpbench.gradients.uses.direct import Direct
 from dpbench.gradients.uses.lookup import Lookup, can_tie, cross_products
 from dpbench.gradients.uses.outer import Outer
-from dpbench.gradients.uses.patches import Patches
+from dpbench.gradients.uses.patches import GreyPatches, Patches
 from dpbench.gradients.uses.standardised import Standardisation, StandardisedPatches
 
 __all__ = [
     "Direct",
+    "GreyPatches",
     "Lookup",
     "Outer",
     "Patches",

@@ -60,15 +60,15 @@ class Patches(Use):
             cost[Strategy("hold", "grouped", chunk)] = product + 2 * weight
             cost[Strategy("pass", "grouped", chunk)] = 2 * product + weight
         if self.groups == 1:
-            patch = weight // self.shapes[0][0]
+            patch = weight // self._kernel[0]
             chunk = 0 if term.a.is_cuda else 16
             cost[Strategy("hold", "unfolded", chunk)] = product + 2 * weight + pixels * patch
             cost[Strategy("pass", "unfolded", chunk)] = 2 * product + weight + pixels * patch
             tokens = points * views * pixels
-            gram = tokens * (tokens + pixels) / 2 * (patch + self.shapes[0][0])
+            gram = tokens * (tokens + pixels) / 2 * (patch + self._kernel[0])
             cost[Strategy("gram", "unfolded")] = gram + product + tokens * patch
         if self._can_reach_back():
-            out, _, kh, kw = self.shapes[0]
+            out, _, kh, kw = self._kernel
             chunk = 0 if term.a.is_cuda else 16
             area = term.a.shape[3] * (term.a.shape[4] + self.padding[1])
             if out < channels:
@@ -80,8 +80,13 @@ class Patches(Use):
         return cost
 
     @property
+    def _kernel(self) -> tuple[int, ...]:
+        """Shape of the kernel that is computed with."""
+        return self.shapes[0]
+
+    @property
     def _weight_size(self) -> int:
-        return torch.Size(self.shapes[0]).numel()
+        return torch.Size(self._kernel).numel()
 
     @override
     def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
@@ -94,7 +99,7 @@ class Patches(Use):
         batch = len(a)
         rows: Tensor = conv2d_weight(
             a.transpose(0, 1).reshape(a.shape[1], -1, *a.shape[3:]),
-            (batch * self.shapes[0][0], *self.shapes[0][1:]),
+            (batch * self._kernel[0], *self._kernel[1:]),
             b.transpose(0, 1).reshape(b.shape[1], -1, *b.shape[3:]),
             self.stride,
             self.padding,
@@ -110,14 +115,14 @@ class Patches(Use):
 
     def _patches(self, a: Tensor) -> Tensor:
         """What each output pixel saw, shape (B m, C kh kw, H' W')."""
-        if self.shapes[0][2:] == (1, 1) and self.padding == (0, 0):
+        if self._kernel[2:] == (1, 1) and self.padding == (0, 0):
             return a[..., :: self.stride[0], :: self.stride[1]].flatten(0, 1).flatten(2)
-        _, _, kh, kw = self.shapes[0]
+        _, _, kh, kw = self._kernel
         return unfold(a.flatten(0, 1), (kh, kw), self.dilation, self.padding, self.stride)
 
     def _unfolded_output(self, a: Tensor, b: Tensor) -> Tensor:
         """The same product seen from the input: each input pixel times the output gradients that it went to."""
-        out, _, kh, kw = self.shapes[0]
+        out, _, kh, kw = self._kernel
         (dh, dw), (ph, pw) = self.dilation, self.padding
         reach = ((kh - 1) * dh - ph, (kw - 1) * dw - pw)
         patches = unfold(b.flatten(0, 1), (kh, kw), self.dilation, reach, (1, 1))
@@ -128,18 +133,25 @@ class Patches(Use):
 
     def _can_reach_back(self) -> bool:
         """Stride 1 and no padding beyond the kernel, so that all of the input can be reached from the output."""
-        reach = ((k - 1) * d - p for k, d, p in zip(self.shapes[0][2:], self.dilation, self.padding, strict=True))
+        reach = ((k - 1) * d - p for k, d, p in zip(self._kernel[2:], self.dilation, self.padding, strict=True))
         return self.groups == 1 and self.stride == (1, 1) and all(r >= 0 for r in reach)
 
     @override
     def reach(self, term: Term) -> Tensor:
         # A pixel of the input is in at most so many patches.
-        return super().reach(term).mul_(self.shapes[0][2] * self.shapes[0][3])
+        return super().reach(term).mul_(self._kernel[2] * self._kernel[3])
 
     @override
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         if strategy.method == "pixels":
             return self._pixel_squares(terms)
+        patches = sum(t.a.shape[1] for t in terms) * terms[0].b[0, 0, 0].numel() * self._weight_size // self._kernel[0]
+        samples = pieces(len(terms[0].b), patches, terms[0].b.device)
+        found = [self._token_squares([term.samples(piece) for term in terms]) for piece in samples]
+        return found[0] if len(found) == 1 else Squares(*(torch.cat(of) for of in zip(*found, strict=True)))
+
+    def _token_squares(self, terms: Sequence[Term]) -> Squares:
+        """Output pixels as tokens, which have read their patches."""
         tokens = [self._patches(full(t.a)).unflatten(0, t.a.shape[:2]).transpose(2, 3).flatten(1, 2) for t in terms]
         return token_squares(tokens, [full(t.b).flatten(3).transpose(2, 3).flatten(1, 2) for t in terms])
 
@@ -150,7 +162,7 @@ class Patches(Use):
         Gram matrix of pixels summed along its diagonals, first over columns of the kernel, then over rows. Pixels
         are in flat order with as many zeros after each row as the padding, so that a shift is a shift for all rows.
         """
-        (_, _, kh, kw), (dh, dw), (ph, pw) = self.shapes[0], self.dilation, self.padding
+        (_, _, kh, kw), (dh, dw), (ph, pw) = self._kernel, self.dilation, self.padding
         (out_h, out_w), (height, width) = terms[0].b.shape[3:], terms[0].a.shape[3:]
         width += pw
         columns, rows = [i * dw - pw for i in range(kw)], [(i * dh - ph) * width for i in range(kh)]
@@ -182,7 +194,7 @@ class Patches(Use):
         onto[0].add_(
             conv2d_weight(
                 a.flatten(0, 1),
-                self.shapes[0],
+                self._kernel,
                 b.flatten(0, 1),
                 self.stride,
                 self.padding,
@@ -203,6 +215,50 @@ class Patches(Use):
         a, b = full(term.a), scaled(term.b, factors)
         a, b = (t.flatten(0, 1).unflatten(0, (len(factors), -1)) for t in (a, b))
         onto[0].add_(self._grouped(a, b).view_as(onto[0]))
+
+
+@dataclass(frozen=True)
+class GreyPatches(Patches):
+    """A kernel (P, C, kh, kw) that reads the same channel C times: a is (B, m, 1, H, W), b (B, m, P, H', W').
+
+    G_i is C times over that of a kernel for one channel, and only that one is computed.
+    """
+
+    @property
+    @override
+    def _kernel(self) -> tuple[int, ...]:
+        return (self.shapes[0][0], 1, *self.shapes[0][2:])
+
+    @property
+    def _channels(self) -> int:
+        return self.shapes[0][1]
+
+    @override
+    def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
+        (rows,) = super().rows(term, strategy)
+        of_one = rows.view(len(rows), self.shapes[0][0], 1, -1)
+        return (of_one.expand(-1, -1, self._channels, -1).flatten(1),)
+
+    @override
+    def reach(self, term: Term) -> Tensor:
+        return super().reach(term).mul_(self._channels)
+
+    @override
+    def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
+        whole, parts = super().gram_squares(terms, strategy)
+        return Squares(whole * self._channels, parts * self._channels)
+
+    @override
+    def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        of_one = onto[0].new_zeros(self._kernel)
+        super().add_weighted_sum(term, factors, [of_one])
+        onto[0].add_(of_one)
+
+    @override
+    def add_grouped_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        of_one = onto[0].new_zeros(len(factors), *self._kernel)
+        super().add_grouped_sums(term, factors, [of_one])
+        onto[0].add_(of_one)
 
 
 Pair = tuple[int, int]
