@@ -145,6 +145,7 @@ class Patches(Use):
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         if strategy.method == "pixels":
             return self._pixel_squares(terms)
+        # So many samples at a time that their patches are still in cache when they are multiplied.
         patches = sum(t.a.shape[1] for t in terms) * terms[0].b[0, 0, 0].numel() * self._weight_size // self._kernel[0]
         samples = pieces(len(terms[0].b), patches, terms[0].b.device)
         found = [self._token_squares([term.samples(piece) for term in terms]) for piece in samples]
