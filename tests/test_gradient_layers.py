@@ -1,7 +1,5 @@
 """Per-sample gradients of linear layers, convolutions, norms and pooling, against plain passes in float64."""
 
-from functools import partial
-
 import pytest
 import torch
 from gradient_checks import SHAPES, Expanded, assert_exact, assert_standardised_exact, read_out, seeds, standardised
@@ -323,8 +321,6 @@ def test_max_pooling_is_the_same_where_no_books_are_kept():
     x = torch.randn(5, 1, 12, 13)
     want = model(x)
     with vectorised_pooling(model):
-        assert {type(vars(layer).get("forward")) for layer in model.modules() if isinstance(layer, nn.MaxPool2d)} == {
-            partial
-        }
+        assert sum("forward" in vars(layer) for layer in model.modules()) == 2
         assert torch.equal(model(x), want)
     assert not any("forward" in vars(layer) for layer in model.modules())

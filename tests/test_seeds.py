@@ -321,11 +321,10 @@ def test_grouped_convolutions_are_those_of_each_seed(layer, bias):
         torch.testing.assert_close(got[2 * seed : 2 * seed + 2], functional_call(layer, own, (rows,)))
 
 
-@pytest.mark.parametrize("channels", [2, 1])
-def test_grouped_weighted_sums_are_those_of_each_seed(channels):
-    kind, groups = (Patches, 2) if channels == 2 else (GreyPatches, 1)
+@pytest.mark.parametrize(("kind", "groups", "channels"), [(Patches, 2, 4), (GreyPatches, 1, 1)])
+def test_grouped_weighted_sums_are_those_of_each_seed(kind, groups, channels):
     use = kind(((6, 2, 3, 3),), stride=(2, 1), padding=(1, 1), groups=groups)
-    a, b = torch.randn(6, 2, groups * channels, 7, 8).double(), torch.randn(6, 2, 6, 4, 8).double()
+    a, b = torch.randn(6, 2, channels, 7, 8).double(), torch.randn(6, 2, 6, 4, 8).double()
     factors, got = torch.rand(3, 2).double(), torch.zeros(3, 6, 2, 3, 3).double()
     use.add_grouped_sums(Term(a, b), factors, [got])
     for seed in range(3):
