@@ -41,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(result: dict[str, Any]) -> None:
-    """Print the outcome of one model."""
+    """Print the times of one model."""
     print(result["title"], flush=True)
     if "failed" in result:
         print(f"  fails: {result['failed']}", flush=True)
         return
     for kind in ("engines", "steps"):
         for name, entry in result[kind].items():
-            print(f"  {name:18}", _outcome(entry, result["memory"].get(name, {})), flush=True)
+            print(f"  {name:18}", _outcome(entry), flush=True)
 
 
-def _outcome(entry: dict[str, Any], memory: dict[str, Any]) -> str:
+def _outcome(entry: dict[str, Any]) -> str:
     if "failed" in entry:
         return f"fails: {entry['failed']}"
     words = [f"{1000 * entry['median_seconds']:9.1f} ms"]
@@ -59,8 +59,6 @@ def _outcome(entry: dict[str, Any], memory: dict[str, Any]) -> str:
         words.append(f"{entry['ratio']:6.2f}x")
     if "error" in entry:
         words.append(f"error {entry['error']:.0e}")
-    if "bytes" in memory:
-        words.append(f"{memory['bytes'] / 2**20:7.0f} MB")
     return "  ".join(words)
 
 

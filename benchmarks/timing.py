@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.engines import DPBENCH, ENGINES, NON_PRIVATE
+from benchmarks.engines import DPBENCH, ENGINES, NON_PRIVATE, takes_part
 from benchmarks.mixtures import ONE_POINT, Reference, flattened
 from benchmarks.models import Case, build_case
 from benchmarks.process import reason, tune_allocator
@@ -185,8 +185,8 @@ def time_model(name: str, engines: Iterable[str], settings: Settings) -> dict[st
 
 def time_case(case: Case, engines: Iterable[str], settings: Settings) -> dict[str, Any]:
     """`time_model` of a case that is built, in this process."""
-    # The base of all ratios always takes part, and dpbench comes first, for others are compared with it.
-    names = sorted({NON_PRIVATE, *engines}, key=list(ENGINES).index)
+    # The base of all ratios takes part, and dpbench comes before the others, which are compared with it.
+    names = takes_part(engines, case.device.type)
     steps = list(STEPS) if settings.steps else []
     comparison = Comparison(case)
     threshold = comparison.reference.threshold

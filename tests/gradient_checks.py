@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import warnings
 
 import torch
@@ -11,10 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+from dpbench.devices import prepare_device
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.way import Books
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
+
+# Where the engine computes; references are computed on the CPU.
+DEVICE = torch.device(os.environ.get("DPBENCH_TESTS_DEVICE", "cpu"))
+prepare_device(DEVICE)
 
 # Weights of 1, 2 and 4 iterates.
 WEIGHTS = {1: (0.8,), 2: (1.4, -0.4), 4: (0.6, -0.9, 1.1, 0.2)}
@@ -65,7 +71,7 @@ def iterates_of(vector, count, spread):
 
 
 def relative(got, want):
-    return float((got.double() - want).norm() / want.norm())
+    return float((got.double().cpu() - want).norm() / want.norm())
 
 
 class Expanded(nn.Module):
@@ -119,23 +125,24 @@ def assert_exact(
     groups = groups_of(flat, per_layer)
     factors = torch.randn(int(groups.max()) + 1, len(inputs), dtype=torch.float64).float().double()
     for dtype, tolerance in tolerances.items():
-        twin = copy.deepcopy(model).to(dtype)
+        twin = copy.deepcopy(model).to(DEVICE, dtype)
         engine = PerSampleGradients(
             twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views, strategies=strategies
         )
         if not checked:
             engine._way, engine._batches = Books(1), 4  # none of the next batches is compared
-        typed = inputs.to(dtype) if inputs.is_floating_point() else inputs
+        typed = inputs.to(DEVICE, dtype) if inputs.is_floating_point() else inputs.to(DEVICE)
         complaints = []
         for count in points:
             weighted = list(zip(WEIGHTS[count], iterates, plain, strict=False))
             want = sum(weight * gradients for weight, _, (_, gradients) in weighted)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                tape = engine.record([Point(weight, at.to(dtype)) for weight, at, _ in weighted], typed, targets)
+                at_iterates = [Point(weight, at.to(DEVICE, dtype)) for weight, at, _ in weighted]
+                tape = engine.record(at_iterates, typed, targets.to(DEVICE))
             complaints += [str(w.message) for w in caught if w.category is UserWarning and FALLBACK in str(w.message)]
             assert_tape(tape, want, groups, factors, tolerance)
-            torch.testing.assert_close(tape.losses.double(), weighted[-1][2][0], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(tape.losses.double().cpu(), weighted[-1][2][0], rtol=tolerance, atol=tolerance)
         assert books is None or len(complaints) == (not books), complaints
 
 
@@ -153,9 +160,10 @@ def groups_of(flat, per_layer):
 def assert_tape(tape, want, groups, factors, tolerance):
     norms = torch.stack([want[:, groups == g].norm(dim=1) for g in range(len(factors))])
     assert tape.norms().shape == norms.shape
-    assert float(((tape.norms().double() - norms).abs() / norms).max()) < tolerance
+    deviation = float(((tape.norms().double().cpu() - norms).abs() / norms).max())
+    assert deviation < tolerance
     sums = (factors[groups].t() * want).sum(0)
-    assert relative(tape.weighted_sum(factors.to(tape.norms().dtype)), sums) < tolerance
+    assert relative(tape.weighted_sum(factors.to(tape.norms())), sums) < tolerance
     threshold = float(norms.median())
     clipped = ((threshold / norms).clamp(max=1)[groups].t() * want).sum(0)
     assert relative(tape.weighted_sum((threshold / tape.norms()).clamp(max=1)), clipped) < tolerance
@@ -254,7 +262,7 @@ class Attention(nn.Module):
                 hidden = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, -2.0)
         forbidden = None
         if self.mask is not None:
-            forbidden = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu(1)
+            forbidden = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=x.device).triu(1)
             if self.mask == "numbers":
                 forbidden = -forbidden.to(x.dtype)
             elif self.mask == "of each head":

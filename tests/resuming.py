@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli import raise_after, read, status
 from helpers import composed
 from rich.console import Console
@@ -58,7 +59,7 @@ def carried_out(
     """The folders of these runs, carried out as far as they go, and what was said of them."""
     said = StringIO()
     jobs = [Job((), replace(config, results_dir=str(results), seed=seed, **settings), {}) for seed in seeds]
-    execute(jobs, Console(file=said, width=300), SPLITS)
+    execute(jobs, Console(file=said, width=300), SPLITS.to(torch.device(config.device)))
     return [record_of(job).folder for job in jobs], said.getvalue()
 
 

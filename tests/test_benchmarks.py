@@ -46,7 +46,7 @@ def test_engines_compute_the_same_sums(name):
 def test_engines_repeat_themselves_and_leave_the_model_alone():
     case = small_case("cnn5_28")
     before = torch.nn.utils.parameters_to_vector(case.model.parameters()).clone()
-    for name in engines.ENGINES:
+    for name in engines.takes_part(engines.ENGINES, "cpu"):
         compute = engines.ENGINES[name].build(case, 1.0)
         first, second = (torch.cat([p.reshape(-1) for p in compute(case.inputs, case.targets)]) for _ in range(2))
         assert torch.allclose(first, second, rtol=1e-3, atol=1e-5), name

@@ -576,7 +576,7 @@ class Ordinals(nn.Module):
         self.head = nn.Linear(4, 3)
 
     def forward(self, ids):
-        positions = torch.arange(ids.shape[1])
+        positions = torch.arange(ids.shape[1], device=ids.device)
         return self.head(torch.tanh(self.table(ids) + self.positions(positions)).mean(1))
 
 

@@ -1,11 +1,18 @@
-"""A clipped sum, and adding up those of micro-batches."""
+"""A clipped sum: from a pass, and added up over micro-batches."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from dpbench.gradients.tape import Tape
+
+# Maps norms of shape (G, B), inf for broken samples, to factors of that shape.
+Factors = Callable[[Tensor], Tensor]
 
 
 class Clipped(NamedTuple):
@@ -23,6 +30,71 @@ class Clipped(NamedTuple):
     losses: Tensor
     norms: Tensor
     remainder: Tensor | None = None
+
+
+class Pass(Protocol):
+    """What is asked of a tape, and of a replay that stands for one."""
+
+    @property
+    def losses(self) -> Tensor:
+        """Shape (B,)."""
+
+    def norms(self) -> Tensor:
+        """Shape (G, B)."""
+
+    def whole_norms(self) -> Tensor:
+        """Shape (B,)."""
+
+    def finite(self) -> Tensor:
+        """Shape (B,)."""
+
+    def doubtful(self) -> Tensor:
+        """A flag."""
+
+    def overflows(self, sums: Sequence[Tensor]) -> Tensor:
+        """A flag."""
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Shape (d,)."""
+
+
+def clipped_at_once(found: Pass, count: int, factors: Factors, remainder: bool) -> tuple[Clipped, list[bool]]:
+    """The clipped sum of the first so many samples of a pass, as it is.
+
+    Returns:
+        The sum; whether all samples are whole, norms are doubtful, and sums overflow: it is right if these are true,
+        false and false.
+    """
+    weights = factors(found.norms()[:, :count])
+    spare = found.finite().numel() - count
+    total = found.weighted_sum(F.pad(weights, (0, spare)))
+    rest = found.weighted_sum(F.pad(1 - weights, (0, spare))) if remainder else None
+    sums = [total] if rest is None else [total, rest]
+    # The only synchronisation with a GPU, when all work of the micro-batch is under way.
+    flags = torch.stack([found.finite().all(), found.doubtful(), found.overflows(sums)]).tolist()
+    return Clipped(total, found.losses[:count], found.whole_norms()[:count], rest), flags
+
+
+def clipped_by(tape: Tape, count: int, factors: Factors, remainder: bool) -> Clipped:
+    """The clipped sum of the first so many samples of a tape, whatever their numbers are like."""
+    while True:
+        found, (whole, doubtful, overflows) = clipped_at_once(tape, count, factors, remainder)
+        if doubtful:
+            tape.refine()
+        elif whole and overflows:
+            tape.sum_precisely()
+        else:
+            break
+    if whole:
+        return found
+    # Not computed anew without them: what the others then draw at random would depend on their number.
+    finite, weights = tape.finite(), factors(tape.norms()[:, :count])
+    tape.leave_out_broken()
+
+    def of_whole(weights: Tensor) -> Tensor:
+        return tape.weighted_sum(F.pad(weights, (0, len(finite) - count)).where(finite, 0.0))
+
+    return found._replace(total=of_whole(weights), remainder=of_whole(1 - weights) if remainder else None)
 
 
 class Running:

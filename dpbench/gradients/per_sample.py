@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
-from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.draws import Generators
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import by_vmap, one_by_one
@@ -20,6 +20,7 @@ from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
 from dpbench.gradients.loss import Loss, sample_losses
 from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
+from dpbench.gradients.replay import Replays, padded, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
 from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
@@ -90,6 +91,7 @@ class PerSampleGradients:
         self._samples_compared = 0
         self._batches = 0
         self._most: int | None = None
+        self._replays = Replays(self)
 
     def _find_layers(self, per_layer: bool) -> None:
         """Layers that keep books, parameters outside of them, and the group of each parameter."""
@@ -134,7 +136,7 @@ class PerSampleGradients:
         self,
         points: Sequence[Point],
         batch: Iterable[tuple[Tensor, Tensor]],
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         *,
         remainder: bool = False,
     ) -> Clipped:
@@ -170,32 +172,20 @@ class PerSampleGradients:
         points: Sequence[Point],
         inputs: Tensor,
         targets: Tensor,
-        factors: Callable[[Tensor], Tensor],
+        factors: Factors,
         remainder: bool,
     ) -> Clipped | None:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
         try:
-            tape = self.record(points, inputs, targets)
-            while True:
-                weights = factors(tape.norms())
-                total = tape.weighted_sum(weights)
-                rest = tape.weighted_sum(1 - weights) if remainder else None
-                finite = tape.finite()
-                # The only synchronisation with a GPU, when all work of the micro-batch is under way.
-                flags = [finite.all(), tape.doubtful(), tape.overflows([total] if rest is None else [total, rest])]
-                whole, doubtful, overflows = torch.stack(flags).tolist()
-                if doubtful:
-                    tape.refine()
-                elif whole and overflows:
-                    tape.sum_precisely()
-                else:
-                    break
-            if not whole:
-                # Not computed anew without them: what the others then draw at random would depend on their number.
-                tape.leave_out_broken()
-                total = tape.weighted_sum(weights.where(finite, 0.0))
-                rest = tape.weighted_sum((1 - weights).where(finite, 0.0)) if remainder else None
-            return Clipped(total, tape.losses, tape.whole_norms(), rest)
+            way, count = self.way(points, inputs, targets), len(targets)
+            if inputs.is_cuda and isinstance(way, Books) and not way.draws:
+                size = rounded_up(count)
+                inputs, targets = padded(inputs, size), padded(targets, size)
+                if (replay := self._replays.of(way, points, inputs, targets)) is not None:
+                    found, flags = clipped_at_once(replay, count, factors, remainder)
+                    if flags == [True, False, False]:
+                        return found
+            return clipped_by(self._record(way, points, inputs, targets), count, factors, remainder)
         except (RuntimeError, MemoryError) as error:
             if len(targets) == 1 or not out_of_memory(error):
                 raise
@@ -221,7 +211,10 @@ class PerSampleGradients:
         Raises:
             UserError: gradients of this batch are wrong, though those of batches before were right.
         """
-        way = self.way(points, inputs, targets)
+        return self._record(self.way(points, inputs, targets), points, inputs, targets)
+
+    def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
+        """What a way gives, or where it fails the one that is right by definition."""
         try:
             return self.record_by(way, points, inputs, targets)
         except Exception as error:
@@ -299,8 +292,9 @@ class PerSampleGradients:
     def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """What `record` gives, by a way that is not compared with anything."""
         summands: dict[Parameters, Summand] = {}
-        devices = [inputs.device] if inputs.is_cuda else []
-        before = Generators(devices) if len(points) > 1 else None
+        # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
+        draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
+        before = Generators([inputs.device] if inputs.is_cuda else []) if draws else None
         for j, (weight, iterate) in enumerate(points):
             if before is not None and j > 0:  # the same masks at all iterates
                 before.restore()

@@ -83,7 +83,8 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
 
     if (kept := keeps_of_samples(copy, losses, inputs, targets)) is not None:
         raise UserError(kept)
-    levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, losses, inputs, targets) else (None,)
+    draws = draws_at_random(copy, losses, inputs, targets)
+    levels: tuple[float | None, ...] = LEVELS if draws else (None,)
     points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
@@ -97,7 +98,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
         except Exception as error:  # it can't be followed, perhaps because it is compiled
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
-            ways = [Books(leading) for leading in (LEADING if twin.direct else LEADING[:1])]
+            ways = [Books(leading, draws) for leading in (LEADING if twin.direct else LEADING[:1])]
             candidates += zip(ways, ways, strict=True)
         candidates.append((twin.by_vmap(), engine.by_vmap()))
         for of_copy, way in candidates:

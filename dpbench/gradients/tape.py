@@ -75,7 +75,7 @@ class Tape:
         """Whether one of the sums of `weighted_sum` is not finite, and may be in double precision; a flag."""
         if self._precise:
             return self.losses.new_zeros((), dtype=torch.bool)
-        return ~torch.stack([total.sum() for total in sums]).isfinite().all()
+        return not_finite(sums)
 
     def sum_precisely(self) -> None:
         """Take sums in double precision from now on: a factor above 1 may take numbers beyond single precision."""
@@ -127,6 +127,11 @@ class Tape:
             else:
                 summand.add_weighted_sums(own.view(self._seeds, -1), onto)
         return total.to(vector.dtype)
+
+
+def not_finite(sums: Iterable[Tensor]) -> Tensor:
+    """Whether a number of one of the sums is not finite, or all together are beyond all numbers; a flag."""
+    return ~torch.stack([total.sum() for total in sums]).isfinite().all()
 
 
 def _roots(squares: Tensor) -> Tensor:

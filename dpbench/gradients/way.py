@@ -12,9 +12,11 @@ class Books(NamedTuple):
 
     Attributes:
         leading: dimensions between the row and those of a parameter that no known layer owns.
+        draws: the model draws at random.
     """
 
     leading: int
+    draws: bool = False
 
 
 class Rows(NamedTuple):

@@ -1,0 +1,229 @@
+"""Passes on a GPU as CUDA graphs: what a micro-batch launches is recorded once for each size, and replayed.
+
+A pass of one micro-batch is hundreds of small kernels, which a GPU often carries out faster than Python asks for them.
+Sizes are rounded up so that a few of them recur, whatever number of samples is drawn.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dpbench.errors import UserError
+from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.tape import Tape, not_finite
+from dpbench.gradients.verify import out_of_memory
+from dpbench.gradients.way import Way
+from dpbench.query import Point
+
+if TYPE_CHECKING:
+    from dpbench.gradients.per_sample import PerSampleGradients
+
+# Passes of a size that are launched one by one before it is recorded: they choose strategies and set libraries up.
+LAUNCHED = 2
+# Sizes that are recorded at most.
+MOST_SIZES = 32
+# Relative deviation beyond which a replay did not compute what the pass computes: both launch the same kernels.
+LARGEST_DEVIATION = 1e-4
+
+Record = Callable[[Sequence[Point], Tensor, Tensor], Tape]
+
+# Names a pool of memory; torch has no public type for it.
+Pool = Any
+
+
+def rounded_up(count: int) -> int:
+    """So many samples, or up to an eighth more."""
+    step = max(8, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step
+
+
+def padded(t: Tensor, size: int) -> Tensor:
+    """The rows of a tensor and then its first one again, so many in all: it is a sample that the model can read."""
+    if len(t) == size:
+        return t
+    last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    filled = t.new_empty_strided((size, *t.shape[1:]), t.stride() if last else t.contiguous().stride())
+    filled[: len(t)] = t
+    filled[len(t) :] = t[:1]
+    return filled
+
+
+class Replay:
+    """A recorded pass, with what is asked of a tape; every tensor it gives is the caller's own.
+
+    Attributes:
+        replays: how many there were.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        flat: FlatParameters,
+        points: Sequence[Point],
+        inputs: Tensor,
+        targets: Tensor,
+        pool: Pool,
+    ) -> None:
+        """Record a pass, which has been launched before with tensors like these.
+
+        Args:
+            record: makes the tape of a pass.
+            flat: the parameters.
+            points: as for `PerSampleGradients.record`.
+            inputs: as for `PerSampleGradients.record`.
+            targets: as for `PerSampleGradients.record`.
+            pool: of memory that passes share, since they follow each other.
+        """
+        # What other passes have let go of makes room.
+        gc.collect()
+        self.replays = 0
+        self._inputs, self._targets = inputs.clone(), targets.clone()
+        # The parameters are always in the same place.
+        self._iterates = [None if point.iterate is flat.vector else point.iterate.clone() for point in points]
+        own = [
+            Point(point.weight, flat.vector if iterate is None else iterate)
+            for point, iterate in zip(points, self._iterates, strict=True)
+        ]
+        self._to_norms, self._to_sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._to_norms, pool=pool):
+            tape = record(own, self._inputs, self._targets)
+            self._norms, self._doubtful = tape.norms(), tape.doubtful()
+            self._finite, self._whole_norms = tape.finite(), tape.whole_norms()
+        self._losses = tape.losses
+        self._factors = torch.zeros_like(self._norms)
+        # The tape is let go afterwards: only this graph, which always follows the other, reads what it holds.
+        with torch.cuda.graph(self._to_sum, pool=pool):
+            self._total = tape.weighted_sum(self._factors)
+
+    def __call__(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay:
+        """The pass with other numbers."""
+        self._inputs.copy_(inputs)
+        self._targets.copy_(targets)
+        for own, point in zip(self._iterates, points, strict=True):
+            if own is not None:
+                own.copy_(point.iterate)
+        self._to_norms.replay()
+        self.replays += 1
+        return self
+
+    @property
+    def losses(self) -> Tensor:
+        """As of a tape."""
+        return self._losses.clone()
+
+    def norms(self) -> Tensor:
+        """As of a tape."""
+        return self._norms.clone()
+
+    def whole_norms(self) -> Tensor:
+        """As of a tape."""
+        return self._whole_norms.clone()
+
+    def finite(self) -> Tensor:
+        """As of a tape."""
+        return self._finite.clone()
+
+    def doubtful(self) -> Tensor:
+        """As of a tape."""
+        return self._doubtful.clone()
+
+    def overflows(self, sums: Sequence[Tensor]) -> Tensor:
+        """As of a tape."""
+        return not_finite(sums)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """As of a tape."""
+        self._factors.copy_(factors)
+        self._to_sum.replay()
+        return self._total.clone()
+
+    def deviates_from(self, tape: Tape) -> bool:
+        """Whether the last replay computed something else than the same pass, launched kernel by kernel."""
+        norms, want = self.norms(), tape.norms()
+        factors = torch.linspace(-1, 1, norms.numel(), device=norms.device).view_as(norms)
+        both = (norms, want), (self.weighted_sum(factors), tape.weighted_sum(factors)), (self.losses, tape.losses)
+        for have, expected in both:
+            finite = expected.isfinite()
+            if bool((finite != have.isfinite()).any()):
+                return True
+            have, expected = have[finite].double(), expected[finite].double()
+            if bool((have - expected).norm() > LARGEST_DEVIATION * expected.norm()):
+                return True
+        return False
+
+
+class Replays:
+    """The recorded passes of a model, one for each size and kind of query that came up a few times."""
+
+    def __init__(self, engine: PerSampleGradients) -> None:
+        """Nothing so far.
+
+        Args:
+            engine: makes the tapes.
+        """
+        self._engine = engine
+        self._launched: Counter[Hashable] = Counter()
+        self._recorded: dict[Hashable, Replay] = {}
+        self._pool: Pool = None
+        self._possible = True
+
+    def of(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
+        """This pass, replayed; None where it is to be launched.
+
+        Now and then a replay is compared with what it stands for, as gradients are with autograd's.
+
+        Args:
+            way: of the pass.
+            points: as for `PerSampleGradients.record`.
+            inputs: as for `PerSampleGradients.record`.
+            targets: as for `PerSampleGradients.record`.
+
+        Raises:
+            UserError: a replay, of which there were some before, computed something else.
+        """
+        if not self._possible:
+            return None
+        record, flat = partial(self._engine.record_by, way), self._engine.flat
+        query = tuple((point.weight, point.iterate is flat.vector) for point in points)
+        key = (way, self._engine.model.training, query, *map(_layout, (inputs, targets, flat.vector)))
+        if key not in self._recorded:
+            self._launched[key] += 1
+            if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES or not _room():
+                return None
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            try:
+                self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
+            except Exception as error:  # such as a model that waits for the GPU
+                self._possible = out_of_memory(error)
+                return None
+        replay = self._recorded[key](points, inputs, targets)
+        number = replay.replays
+        due = number & (number - 1) == 0 and number.bit_length() % 2 == 1  # 1, 4, 16, 64, ...
+        if due and replay.deviates_from(record(points, inputs, targets)):
+            self._possible = False
+            if number == 1:
+                return None
+            raise UserError(
+                "replaying the model's passes gives other gradients than the passes themselves, and maybe gave them "
+                "before: what it computes must follow from its parameters, buffers and input alone; change that, and "
+                "train anew with force=true"
+            )
+        return replay
+
+
+def _layout(t: Tensor) -> Hashable:
+    return t.shape, t.stride(), t.dtype
+
+
+def _room() -> bool:
+    """Whether the GPU has as much free memory as this process holds, of which a recording may need as much again."""
+    free, _ = torch.cuda.mem_get_info()
+    return free >= torch.cuda.memory_reserved()
