@@ -7,8 +7,10 @@ Sizes are rounded up so that a few of them recur, whatever number of samples is 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -200,8 +202,11 @@ class Replays:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             try:
-                self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
-            except Exception as error:  # such as a model that waits for the GPU
+                with _waiting_refused():
+                    record(points, inputs, targets)
+                with _undone_if_it_fails():
+                    self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
+            except Exception as error:
                 self._possible = out_of_memory(error)
                 return None
         replay = self._recorded[key](points, inputs, targets)
@@ -221,6 +226,32 @@ class Replays:
 
 def _layout(t: Tensor) -> Hashable:
     return t.shape, t.stride(), t.dtype
+
+
+@contextmanager
+def _waiting_refused() -> Iterator[None]:
+    """Let whatever waits for the GPU raise an error, since it can't be recorded."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():  # that not everything is noticed
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@contextmanager
+def _undone_if_it_fails() -> Iterator[None]:
+    """Of a recording that fails, torch leaves its generator and the current stream in the middle."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = generator.clone_state()
+    with torch.cuda.stream(torch.cuda.current_stream()):
+        try:
+            yield
+        except Exception:
+            generator.graphsafe_set_state(before)
+            raise
 
 
 def _room() -> bool:
