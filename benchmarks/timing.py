@@ -27,9 +27,9 @@ FEWEST_ROUNDS = 2
 # whoever is far behind shows it in two rounds.
 SLOW = 1.5
 # Of dpbench, whose first step of a query that remembers has one point. Its gradients are compared with autograd's in
-# batches 1, 4, 16, ... of all its contenders together: the first of them are no rounds, and medians don't show the
-# others.
-WARMUPS = 3
+# batches 1, 4, 16, ... of all its contenders together, and on a GPU its replays 1, 4, 16, ... of each with what they
+# replay: the first of them are no rounds, and medians don't show the others.
+WARMUPS = {"cpu": 3, "cuda": 6}
 # Relative error of the clipped sum above which an engine counts as failed.
 LARGEST_ERROR = 1e-2
 
@@ -192,10 +192,10 @@ def time_case(case: Case, engines: Iterable[str], settings: Settings) -> dict[st
     threshold = comparison.reference.threshold
     contenders = Contenders(case.device)
     for name in names:
-        warmups = WARMUPS if name == DPBENCH or name in DPSGD_OF else 0
+        warmups = WARMUPS[case.device.type] if name == DPBENCH or name in DPSGD_OF else 0
         contenders.add(name, partial(comparison.checked, name), warmups=warmups)
     for name in steps:
-        contenders.add(name, partial(_step, name, case, threshold), warmups=WARMUPS)
+        contenders.add(name, partial(_step, name, case, threshold), warmups=WARMUPS[case.device.type])
     bases = dict.fromkeys(names, NON_PRIVATE) | dict.fromkeys(steps, NON_PRIVATE_STEP)
     contenders.race(bases, rounds=settings.rounds, seconds=settings.seconds)
     return {

@@ -14,6 +14,7 @@ from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
 from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.replay import padded, rounded_up
+from dpbench.gradients.way import Books
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 
@@ -717,3 +718,16 @@ def test_samples_that_fill_a_batch_up_count_for_nothing(broken):
     for have, expected in zip(found, want, strict=True):
         torch.testing.assert_close(have, expected, equal_nan=True)
     assert float(found.total.norm()) > 0
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("training", [True, False])
+def test_models_that_draw_at_random_are_known(p, training):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Dropout(p), nn.Linear(8, 3)).train(training)
+    engine = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
+    x, y = torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    state = torch.get_rng_state()
+    way = engine.way([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(way, Books)
+    assert way.draws == (training and p > 0)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -20,7 +20,6 @@ from torch import Tensor
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
-from dpbench.gradients.verify import out_of_memory
 from dpbench.gradients.way import Way
 from dpbench.query import Point
 
@@ -86,8 +85,8 @@ class Replay:
         # What other passes have let go of makes room.
         gc.collect()
         self.replays = 0
+        # All that the kernels read must stay where it is, as the vector of the parameters does.
         self._inputs, self._targets = inputs.clone(), targets.clone()
-        # The parameters are always in the same place.
         self._iterates = [None if point.iterate is flat.vector else point.iterate.clone() for point in points]
         own = [
             Point(point.weight, flat.vector if iterate is None else iterate)
@@ -173,6 +172,7 @@ class Replays:
         self._engine = engine
         self._launched: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Replay] = {}
+        self._kept: list[Tensor] = []
         self._pool: Pool = None
         self._possible = True
 
@@ -201,13 +201,16 @@ class Replays:
                 return None
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
+            # What is not trained stays where it is, too, though the model may get other tensors in its place.
+            model = self._engine.model
+            self._kept += [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
             try:
                 with _waiting_refused():
                     record(points, inputs, targets)
                 with _undone_if_it_fails():
                     self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
-            except Exception as error:
-                self._possible = out_of_memory(error)
+            except Exception:  # it waits for the GPU, or memory ran out: what is launched is right, too
+                self._possible = False
                 return None
         replay = self._recorded[key](points, inputs, targets)
         number = replay.replays

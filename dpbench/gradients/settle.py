@@ -62,7 +62,10 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
         if copy is None:
             return Settled(engine.one_by_one(), "it can't be copied, and so not be compared with plain autograd")
         try:
-            return _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
+            found = _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
+            if found is not None and isinstance(found.way, Books):
+                return found._replace(way=found.way._replace(draws=_draws(engine, inputs, targets)))
+            return found
         except UserError:
             raise
         except UnknownDraw as draw:
@@ -71,6 +74,19 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
             if dtype == own or out_of_memory(error):
                 raise
     raise AssertionError("the model's own precision is always tried")
+
+
+def _draws(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether the model itself, of which copies have no dropout, draws at random."""
+
+    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
+        return sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
+
+    with engine.autocast(), without_fast_paths():
+        try:
+            return draws_at_random(engine.model, losses, some(inputs), some(targets))
+        except UnknownDraw:
+            return True
 
 
 def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targets: Tensor) -> Settled | None:
@@ -83,8 +99,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
 
     if (kept := keeps_of_samples(copy, losses, inputs, targets)) is not None:
         raise UserError(kept)
-    draws = draws_at_random(copy, losses, inputs, targets)
-    levels: tuple[float | None, ...] = LEVELS if draws else (None,)
+    levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, losses, inputs, targets) else (None,)
     points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
@@ -98,7 +113,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
         except Exception as error:  # it can't be followed, perhaps because it is compiled
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
-            ways = [Books(leading, draws) for leading in (LEADING if twin.direct else LEADING[:1])]
+            ways = [Books(leading) for leading in (LEADING if twin.direct else LEADING[:1])]
             candidates += zip(ways, ways, strict=True)
         candidates.append((twin.by_vmap(), engine.by_vmap()))
         for of_copy, way in candidates:
