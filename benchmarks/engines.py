@@ -37,7 +37,7 @@ class Engine:
         title: as a table names it.
         build: makes its computation.
         mixture: what is clipped and summed; None for the plain sum.
-        on_gpu: there is no such thing without a GPU.
+        on_gpu: it is of use on a GPU alone.
     """
 
     title: str
@@ -220,6 +220,7 @@ ENGINES: dict[str, Engine] = {
     "opacus_ghost": Engine("Opacus ghost", opacus_ghost),
     "vmap_8": Engine("torch.func, chunks of 8", vmap_grad(8)),
     "vmap_32": Engine("torch.func, chunks of 32", vmap_grad(32)),
+    "vmap_128": Engine("torch.func, chunks of 128", vmap_grad(128), on_gpu=True),
 }
 
 
