@@ -692,7 +692,8 @@ def test_what_fits_is_part_of_the_state(monkeypatch):
 
 def test_sizes_are_rounded_up_by_an_eighth_at_most():
     sizes = {count: rounded_up(count) for count in range(1, 5000)}
-    assert all(count <= size < max(count + 8, 1.126 * count) for count, size in sizes.items())
+    assert all(count <= size < 1.126 * count for count, size in sizes.items())
+    assert all(sizes[count] == count for count in range(1, 16))
     assert len({size for count, size in sizes.items() if 200 <= count <= 310}) <= 7
     assert all(rounded_up(size) == size for size in sizes.values())
 

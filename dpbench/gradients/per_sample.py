@@ -91,7 +91,7 @@ class PerSampleGradients:
         self._samples_compared = 0
         self._batches = 0
         self._most: int | None = None
-        self._replays = Replays(self)
+        self._replays = Replays(model, flat)
 
     def _find_layers(self, per_layer: bool) -> None:
         """Layers that keep books, parameters outside of them, and the group of each parameter."""
@@ -176,18 +176,20 @@ class PerSampleGradients:
         remainder: bool,
     ) -> Clipped | None:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
+        count = len(targets)
         try:
-            way, count = self.way(points, inputs, targets), len(targets)
+            way = self.way(points, inputs, targets)
             if inputs.is_cuda and isinstance(way, Books) and not way.draws:
                 size = rounded_up(count)
                 inputs, targets = padded(inputs, size), padded(targets, size)
-                if (replay := self._replays.of(way, points, inputs, targets)) is not None:
+                replay = self._replays.of(way, partial(self.record_by, way), points, inputs, targets)
+                if replay is not None:
                     found, flags = clipped_at_once(replay, count, factors, remainder)
                     if flags == [True, False, False]:
                         return found
             return clipped_by(self._record(way, points, inputs, targets), count, factors, remainder)
         except (RuntimeError, MemoryError) as error:
-            if len(targets) == 1 or not out_of_memory(error):
+            if count == 1 or not out_of_memory(error):
                 raise
         return None
 

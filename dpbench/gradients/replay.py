@@ -11,20 +11,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
 from dpbench.gradients.way import Way
 from dpbench.query import Point
-
-if TYPE_CHECKING:
-    from dpbench.gradients.per_sample import PerSampleGradients
 
 # Passes of a size that are launched one by one before it is recorded: they choose strategies and set libraries up.
 LAUNCHED = 2
@@ -41,7 +37,7 @@ Pool = Any
 
 def rounded_up(count: int) -> int:
     """So many samples, or up to an eighth more."""
-    step = max(8, 1 << max(0, count.bit_length() - 4))
+    step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step
 
 
@@ -163,26 +159,28 @@ class Replay:
 class Replays:
     """The recorded passes of a model, one for each size and kind of query that came up a few times."""
 
-    def __init__(self, engine: PerSampleGradients) -> None:
+    def __init__(self, model: nn.Module, flat: FlatParameters) -> None:
         """Nothing so far.
 
         Args:
-            engine: makes the tapes.
+            model: any model.
+            flat: its parameters.
         """
-        self._engine = engine
+        self._model, self._flat = model, flat
         self._launched: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Replay] = {}
         self._kept: list[Tensor] = []
         self._pool: Pool = None
         self._possible = True
 
-    def of(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
+    def of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
         """This pass, replayed; None where it is to be launched.
 
         Now and then a replay is compared with what it stands for, as gradients are with autograd's.
 
         Args:
             way: of the pass.
+            record: launches the pass by this way.
             points: as for `PerSampleGradients.record`.
             inputs: as for `PerSampleGradients.record`.
             targets: as for `PerSampleGradients.record`.
@@ -192,9 +190,9 @@ class Replays:
         """
         if not self._possible:
             return None
-        record, flat = partial(self._engine.record_by, way), self._engine.flat
+        flat = self._flat
         query = tuple((point.weight, point.iterate is flat.vector) for point in points)
-        key = (way, self._engine.model.training, query, *map(_layout, (inputs, targets, flat.vector)))
+        key = (way, self._model.training, query, *map(_layout, (inputs, targets, flat.vector)))
         if key not in self._recorded:
             self._launched[key] += 1
             if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES or not _room():
@@ -202,8 +200,7 @@ class Replays:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             # What is not trained stays where it is, too, though the model may get other tensors in its place.
-            model = self._engine.model
-            self._kept += [*model.buffers(), *(p for p in model.parameters() if not p.requires_grad)]
+            self._kept += [*self._model.buffers(), *(p for p in self._model.parameters() if not p.requires_grad)]
             try:
                 with _waiting_refused():
                     record(points, inputs, targets)
