@@ -12,8 +12,6 @@ from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
-from dpbench.gradients.clipped import clipped_by
-from dpbench.gradients.replay import padded, rounded_up
 from dpbench.gradients.way import Books
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
@@ -685,40 +683,6 @@ def test_what_fits_is_part_of_the_state(monkeypatch):
     again, *_ = resumed.clipped_sum(points, [(x, y)], clip_of("threshold"))
     assert memory.refused == []
     assert torch.equal(first, again)
-
-
-# Sizes that recur
-
-
-def test_sizes_are_rounded_up_by_an_eighth_at_most():
-    sizes = {count: rounded_up(count) for count in range(1, 5000)}
-    assert all(count <= size < 1.126 * count for count, size in sizes.items())
-    assert all(sizes[count] == count for count in range(1, 16))
-    assert len({size for count, size in sizes.items() if 200 <= count <= 310}) <= 7
-    assert all(rounded_up(size) == size for size in sizes.values())
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
-def test_filled_up_batches_keep_their_layout(layout):
-    x = torch.rand(5, 3, 4, 4).to(memory_format=layout)
-    filled = padded(x, 8)
-    assert filled.is_contiguous(memory_format=layout)
-    assert torch.equal(filled, x[[0, 1, 2, 3, 4, 0, 0, 0]])
-    assert padded(x, 5) is x
-    assert padded(torch.arange(3), 8).tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("broken", [[], [2], [0, 3]], ids=str)
-def test_samples_that_fill_a_batch_up_count_for_nothing(broken):
-    engine, points, x, y = whole_batches()
-    engine.record(points, x, y)
-    x[broken] = torch.nan
-    want = clipped_by(engine.record(points, x, y), 6, clip_of("threshold"), remainder=True)
-    filled = engine.record(points, padded(x, 11), padded(y, 11))
-    found = clipped_by(filled, 6, clip_of("threshold"), remainder=True)
-    for have, expected in zip(found, want, strict=True):
-        torch.testing.assert_close(have, expected, equal_nan=True)
-    assert float(found.total.norm()) > 0
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])

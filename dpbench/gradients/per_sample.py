@@ -20,7 +20,7 @@ from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
 from dpbench.gradients.loss import Loss, sample_losses
 from dpbench.gradients.pooling import max_pooling
 from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
-from dpbench.gradients.replay import Replays, padded, rounded_up
+from dpbench.gradients.replay import Replays, padded, replayable, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
 from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
@@ -179,7 +179,7 @@ class PerSampleGradients:
         count = len(targets)
         try:
             way = self.way(points, inputs, targets)
-            if inputs.is_cuda and isinstance(way, Books) and not way.draws:
+            if replayable(way, inputs):
                 size = rounded_up(count)
                 inputs, targets = padded(inputs, size), padded(targets, size)
                 replay = self._replays.of(way, partial(self.record_by, way), points, inputs, targets)

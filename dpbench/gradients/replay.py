@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
-from dpbench.gradients.way import Way
+from dpbench.gradients.way import Books, Way
 from dpbench.query import Point
 
 # Passes of a size that are launched one by one before it is recorded: they choose strategies and set libraries up.
@@ -52,6 +52,34 @@ def padded(t: Tensor, size: int) -> Tensor:
     return filled
 
 
+def replayable(way: Way, inputs: Tensor) -> bool:
+    """Whether passes may be replayed: on a GPU, of a model that draws nothing, since replays would draw otherwise."""
+    return inputs.is_cuda and isinstance(way, Books) and not way.draws
+
+
+class Graph:
+    """What a function launches, recorded.
+
+    Attributes:
+        outputs: what it gives, written anew by every replay.
+    """
+
+    def __init__(self, work: Callable[[], tuple[Tensor, ...]], pool: Pool) -> None:
+        """Record the function, which is not needed afterwards.
+
+        Args:
+            work: has been launched before.
+            pool: of memory.
+        """
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool):
+            self.outputs = work()
+
+    def replay(self) -> None:
+        """Launch it again; what it reads must be where it was."""
+        self._graph.replay()
+
+
 class Replay:
     """A recorded pass, with what is asked of a tape; every tensor it gives is the caller's own.
 
@@ -82,22 +110,25 @@ class Replay:
         gc.collect()
         self.replays = 0
         # All that the kernels read must stay where it is, as the vector of the parameters does.
-        self._inputs, self._targets = inputs.clone(), targets.clone()
+        own_inputs, own_targets = self._inputs, self._targets = inputs.clone(), targets.clone()
         self._iterates = [None if point.iterate is flat.vector else point.iterate.clone() for point in points]
         own = [
             Point(point.weight, flat.vector if iterate is None else iterate)
             for point, iterate in zip(points, self._iterates, strict=True)
         ]
-        self._to_norms, self._to_sum = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._to_norms, pool=pool):
-            tape = record(own, self._inputs, self._targets)
-            self._norms, self._doubtful = tape.norms(), tape.doubtful()
-            self._finite, self._whole_norms = tape.finite(), tape.whole_norms()
-        self._losses = tape.losses
-        self._factors = torch.zeros_like(self._norms)
+        tape: Tape
+
+        def to_norms() -> tuple[Tensor, ...]:
+            nonlocal tape
+            tape = record(own, own_inputs, own_targets)
+            return tape.norms(), tape.whole_norms(), tape.finite(), tape.doubtful(), tape.losses
+
+        self._to_norms = Graph(to_norms, pool)
+        self._norms, self._whole_norms, self._finite, self._doubtful, self._losses = self._to_norms.outputs
+        factors = self._factors = torch.zeros_like(self._norms)
         # The tape is let go afterwards: only this graph, which always follows the other, reads what it holds.
-        with torch.cuda.graph(self._to_sum, pool=pool):
-            self._total = tape.weighted_sum(self._factors)
+        self._to_sum = Graph(lambda: (tape.weighted_sum(factors),), pool)
+        (self._total,) = self._to_sum.outputs
 
     def __call__(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay:
         """The pass with other numbers."""
