@@ -150,6 +150,15 @@ def changed(engine, step):
     return [Point(1.4, vector + 0.01 * step * torch.randn_like(vector)), Point(-0.4, vector)]
 
 
+def test_micro_batches_of_one_size_share_a_recording(replaying):
+    engine, points, x, y = small(48)
+    for _ in range(2):
+        pieces = list(zip(x.split(16), y.split(16), strict=True))
+        found = engine.clipped_sum(points, pieces, halved, remainder=True)
+        assert_same(found, launched(engine, points, x, y, remainder=True))
+    assert recorded(engine) == [4]
+
+
 def test_each_size_and_query_has_a_recording_of_its_own(replaying):
     engine, points, x, y = small(40)
     for _ in range(5):
