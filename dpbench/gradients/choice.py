@@ -112,7 +112,7 @@ class Chooser:
             summand.squares()
             summand.add_weighted_sum(factors, onto)
 
-        timed = _seconds_on_gpu if some.b.is_cuda else _seconds
+        timed = partial(_seconds_on_gpu, some.b.device) if some.b.is_cuda else _seconds
 
         def seconds(strategy: Strategy) -> float:
             return timed(partial(work, strategy))
@@ -138,14 +138,15 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _seconds_on_gpu(work: Callable[[], None]) -> float:
+def _seconds_on_gpu(device: torch.device, work: Callable[[], None]) -> float:
     """What the GPU takes, without waiting for launches: passes are replayed (replay.py)."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(CYCLES_OF_LAUNCHES)
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(CYCLES_OF_LAUNCHES)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
     milliseconds: float = start.elapsed_time(end)
     return milliseconds / 1000
 

@@ -10,7 +10,7 @@ import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -74,6 +74,8 @@ class Graph:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=pool):
             self.outputs = work()
+        for output in self.outputs:  # so that it shows if a replay does nothing
+            output.zero_()
 
     def replay(self) -> None:
         """Launch it again; what it reads must be where it was."""
@@ -221,6 +223,10 @@ class Replays:
         """
         if not self._possible:
             return None
+        with _on_its_device(inputs):
+            return self._of(way, record, points, inputs, targets)
+
+    def _of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
         flat = self._flat
         query = tuple((point.weight, point.iterate is flat.vector) for point in points)
         key = (way, self._model.training, query, *map(_layout, (inputs, targets, flat.vector)))
@@ -257,6 +263,11 @@ class Replays:
 
 def _layout(t: Tensor) -> Hashable:
     return t.shape, t.stride(), t.dtype
+
+
+def _on_its_device(t: Tensor) -> AbstractContextManager[object]:
+    """The context in which streams, events and graphs are those of a tensor's GPU, of which there may be several."""
+    return torch.cuda.device(t.device) if t.is_cuda else nullcontext()
 
 
 @contextmanager
