@@ -167,14 +167,14 @@ def fail_in_evaluation(patch: pytest.MonkeyPatch, team: Team) -> None:
 
 def little_memory(patch: pytest.MonkeyPatch, team: Team) -> None:
     """Process 1 has memory for five samples at once."""
-    record = PerSampleGradients.record
+    original = PerSampleGradients.way
 
-    def recorded(self: PerSampleGradients, points: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    def way(self: PerSampleGradients, points: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
         if team.rank == 1 and len(targets) > 5:
             raise torch.OutOfMemoryError("no memory, on purpose")
-        return record(self, points, inputs, targets)
+        return original(self, points, inputs, targets)
 
-    patch.setattr(PerSampleGradients, "record", recorded)
+    patch.setattr(PerSampleGradients, "way", way)
 
 
 def no_samples(patch: pytest.MonkeyPatch, team: Team) -> None:

@@ -511,15 +511,15 @@ def test_where_memory_runs_out_smaller_micro_batches_give_the_same_sum(most, err
 
 def limit_memory(patch: pytest.MonkeyPatch, most: int, error: Exception, steps: int = 0) -> list[int]:
     """From this step on, gradients of more samples at once than this do not fit."""
-    original, computed = PerSampleGradients.record, []
+    original, computed = PerSampleGradients.way, []
 
-    def record(self: PerSampleGradients, points: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
+    def way(self: PerSampleGradients, points: Any, inputs: torch.Tensor, targets: torch.Tensor) -> Any:
         computed.append(len(targets))
         if len(targets) > most and len(computed) > steps:
             raise error
         return original(self, points, inputs, targets)
 
-    patch.setattr(PerSampleGradients, "record", record)
+    patch.setattr(PerSampleGradients, "way", way)
     return computed
 
 

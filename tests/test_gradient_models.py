@@ -9,7 +9,7 @@ from types import MethodType
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
+from gradient_checks import DEVICE, EXACT, FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
 from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 
@@ -510,7 +510,9 @@ WITHOUT_BOOKS = {
 @pytest.mark.parametrize("name", WITHOUT_BOOKS)
 def test_models_without_books_fall_back_with_one_warning(name):
     torch.manual_seed(11)
-    assert_exact(WITHOUT_BOOKS[name](), torch.randn(4, 6), books=False)
+    # On a GPU torch's own kernel of weight norm is off by 1e-8.
+    less = {torch.float64: 1e-7, torch.float32: 1e-5} if DEVICE.type == "cuda" and name == "weight norm" else EXACT
+    assert_exact(WITHOUT_BOOKS[name](), torch.randn(4, 6), books=False, tolerances=less)
     model = WITHOUT_BOOKS[name]().double()
     flat = FlatParameters(model)
     engine = PerSampleGradients(model, flat, cross_entropy)
