@@ -29,7 +29,7 @@ SLOW = 1.5
 # Of dpbench, whose first step of a query that remembers has one point. Its gradients are compared with autograd's in
 # batches 1, 4, 16, ... of all its contenders together, and on a GPU its replays 1, 4, 16, ... of each with what they
 # replay: the first of them are no rounds, and medians don't show the others.
-WARMUPS = {"cpu": 3, "cuda": 6}
+WARMUPS = {"cpu": 3, "cuda": 7}
 # Relative error of the clipped sum above which an engine counts as failed.
 LARGEST_ERROR = 1e-2
 
