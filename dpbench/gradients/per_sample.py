@@ -26,7 +26,7 @@ from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import out_of_memory, without_fast_paths
+from dpbench.gradients.verify import is_due, out_of_memory, without_fast_paths
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
@@ -248,7 +248,7 @@ class PerSampleGradients:
         if isinstance(self._way, Rows) and self._way.by_plain_autograd:
             return self._way
         due = self._batches + 1
-        if due & (due - 1) == 0 and due.bit_length() % 2 == 1:  # in batches 1, 4, 16, 64, ...
+        if is_due(due):
             problem = problem_in_batch(self, self._way, points, inputs, targets, due.bit_length() // 2)
             if problem == UNDECIDED and due == 1:
                 return self.one_by_one()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
+from dpbench.gradients.verify import is_due
 from dpbench.gradients.way import Books, Way
 from dpbench.query import Point
 
@@ -248,8 +249,7 @@ class Replays:
                 return None
         replay = self._recorded[key](points, inputs, targets)
         number = replay.replays
-        due = number & (number - 1) == 0 and number.bit_length() % 2 == 1  # 1, 4, 16, 64, ...
-        if due and replay.deviates_from(record(points, inputs, targets)):
+        if is_due(number) and replay.deviates_from(record(points, inputs, targets)):
             self._possible = False
             if number == 1:
                 return None

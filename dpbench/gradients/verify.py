@@ -28,6 +28,11 @@ TOLERANCE_IN_HALF = (0.2, 0.05)
 LARGE = 50_000_000
 
 
+def is_due(number: int) -> bool:
+    """Whether the comparison of this one is due: of 1, 4, 16, 64, ..."""
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
+
+
 def some(t: Tensor) -> Tensor:
     """The first samples, repeated where there are fewer; with one alone every dimension looks like that of samples."""
     return t[torch.arange(SAMPLES, device=t.device) % len(t)]
