@@ -9,7 +9,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.engines import NON_PRIVATE, takes_part
+from benchmarks.engines import NON_PRIVATE, NON_PRIVATE_REPLAYED, takes_part
 from benchmarks.machine import describe
 from benchmarks.memory import peak_memory
 from benchmarks.models import SPECS

@@ -132,8 +132,8 @@ def _conditions(results: Results) -> str:
         f"dpbench at {commit}; {machine['date']}; load of other work {machine['load']}.{small}\n\n"
         f"All engines of a model alternate in one process, in an order that rotates; a ratio is the median over "
         f"at most {settings['rounds']} rounds of two times of the same round, and over {FEWEST_ROUNDS} for what takes "
-        f"more than {SLOW[settings['device']]:g} times its base for each point. An engine fails that raises, or whose sum is off by more "
-        f"than {LARGEST_ERROR:g}."
+        f"more than {SLOW[settings['device']]:g} times its base for each point. An engine fails that raises, or whose "
+        f"sum is off by more than {LARGEST_ERROR:g}."
     )
 
 
