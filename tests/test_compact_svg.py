@@ -5,10 +5,13 @@ import re
 import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
+import numpy as np
 import pytest
+from fontTools.pens.recordingPen import RecordingPen
+from fontTools.svgLib.path import parse_path
 from matplotlib.figure import Figure
 
-from dpbench.report.compact_svg import LINK, compact
+from dpbench.report.compact_svg import LINK, compact, relative
 
 DRAWN = ("path", "use", "rect")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -28,6 +31,13 @@ def picture():
     return drawn.getvalue()
 
 
+def outline(path):
+    """What fontTools, which reads all of SVG's paths, draws of one: commands with points."""
+    pen = RecordingPen()
+    parse_path(path, pen)
+    return pen.value
+
+
 def marks(svg):
     """What each drawing element draws: its kind, numbers and style, and that of what it refers to."""
     root = ET.fromstring(svg)
@@ -38,14 +48,16 @@ def marks(svg):
         shift = re.fullmatch(r"translate\((\S+)[ ,]0\)", shown.get("transform", ""))
         if shift and element.tag.endswith("use"):  # the same as a position
             shown |= {"x": shift[1], "transform": ""}
-        text = " ".join(shown.get(key, "") for key in ("d", "x", "y", "width", "height", "transform"))
-        return [float(number) for number in NUMBER.findall(text)]
+        text = " ".join(shown.get(key, "") for key in ("x", "y", "width", "height", "transform"))
+        places = [place for _, points in outline(shown.get("d", "")) for point in points for place in point]
+        return [*places, *(float(number) for number in NUMBER.findall(text))]
 
-    def walk(element, at):
+    def walk(element, at, inherited=""):
         own = [*at, *numbers(element)] if element.tag.endswith("}g") else at
+        inherited = element.get("style", inherited)
         if element.tag.rpartition("}")[2] in DRAWN:
             target = by_id[element.get(LINK)[1:]] if element.get(LINK) else None
-            style = re.sub(r"url\(#[^)]*\)", "url", element.get("style", "").replace(" ", ""))
+            style = re.sub(r"url\(#[^)]*\)", "url", inherited.replace(" ", ""))
             yield (
                 element.tag,
                 style,
@@ -54,7 +66,7 @@ def marks(svg):
                 [] if target is None else numbers(target),
             )
         for child in element:
-            yield from walk(child, own)
+            yield from walk(child, own, inherited)
 
     return list(walk(root, []))
 
@@ -73,7 +85,7 @@ def test_a_compact_picture_has_the_same_marks_in_the_same_places():
 def test_a_compact_picture_is_smaller_and_keeps_its_description():
     original = picture()
     small = compact(original)
-    assert len(small) < 0.8 * len(original)
+    assert len(small) < 0.7 * len(original)
     assert b"0123abcd" in small[:1500]
     assert b"<!--" not in small
     assert compact(small) == small
@@ -89,3 +101,46 @@ def test_references_of_a_compact_picture_lead_somewhere():
     assert len(ids) == len(set(ids))
     assert used == set(ids)
     assert any("url" in element.get("style", "") for element in root.iter())  # a hatch
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_lead_to_the_same_places(seed):
+    rng = np.random.default_rng(seed)
+    words, grid = ["M 3 4"], np.array([-3.0, -0.5, 0.0, 0.01, 0.25, 7.0, 120.125, 3000.0])
+    for _ in range(30):
+        command = rng.choice(["M", "L", "L", "Q", "C", "z"])
+        count = {"M": 1, "L": 1, "Q": 2, "C": 3, "z": 0}[command]
+        if command == "z" and words[-1] == "z":
+            continue
+        words.append(" ".join([command, *(f"{number:.6g}" for number in rng.choice(grid, 2 * count))]))
+    path = " ".join(words)
+    short = relative(path)
+    assert len(short) < len(path)
+    before, after = outline(path), outline(short)
+    assert [command for command, _ in after] == [command for command, _ in before]
+    for (_, one), (_, other) in zip(before, after, strict=True):
+        assert np.array(other) == pytest.approx(np.array(one), abs=0.0051)
+
+
+@pytest.mark.parametrize("path", ["m1 1 2 2h5", "M 1 1 A 5 5 0 0 1 2 2", ""])
+def test_a_path_with_other_commands_stays(path):
+    assert relative(path) == path
+
+
+def test_a_group_has_the_style_that_all_in_it_have():
+    svg = """<svg xmlns="http://www.w3.org/2000/svg"><g transform="scale(2)">
+      <defs><path d="M 0 0" style="fill: red"/></defs><path d="M 1 1" style="fill: blue"/>{}</g></svg>"""
+
+    def styles(second):
+        root = ET.fromstring(compact(svg.format(second).encode()))
+        return [
+            (element.tag.rpartition("}")[2], element.get("style")) for element in root.iter() if element.get("style")
+        ]
+
+    inside = ("path", "fill:red")
+    assert styles('<path d="M 2 2" style="fill: blue"/>') == [("g", "fill:blue"), inside]
+    assert styles('<path d="M 2 2" style="fill: green"/>') == [inside, ("path", "fill:blue"), ("path", "fill:green")]
+    assert styles('<path d="M 2 2"/>') == [inside, ("path", "fill:blue")]
+    see_through = svg.replace("fill: blue", "opacity: 0.5")
+    root = ET.fromstring(compact(see_through.format('<path d="M 2 2" style="opacity: 0.5"/>').encode()))
+    assert [element.get("style") for element in root.iter() if element.tag.endswith("g")] == [None, None]

@@ -19,7 +19,11 @@ WITHIN = re.compile(r"url\(#([^)]+)\)")
 LONG = re.compile(r"-?\d+\.\d{3,}")
 TRANSLATION = re.compile(r"translate\([^)]*\)")
 SIDEWAYS = re.compile(r"translate\((\S+)[ ,]0\)")
-POSITIONS = ("x", "y", "cx", "cy", "d", "points")
+POSITIONS = ("x", "y", "cx", "cy", "points")
+TOKEN = re.compile(r"[A-Za-z]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
+# Numbers that a command of a path takes.
+TAKES = {"M": 2, "L": 2, "Q": 4, "C": 6, "z": 0}
+OPACITY = re.compile(r"(^|;)opacity:")
 
 
 def compact(svg: bytes) -> bytes:
@@ -38,6 +42,7 @@ def compact(svg: bytes) -> bytes:
         if element.tag != f"{{{SVG}}}style":
             _shorten(element, short)
     _unwrap(root)
+    _gather(root)
     return ET.tostring(root)
 
 
@@ -51,6 +56,8 @@ def _shorten(element: ET.Element, short: dict[str, str]) -> None:
                 element.attrib[key] = short[value]
         elif key == LINK:
             element.attrib[key] = f"#{short[value[1:]]}"
+        elif key == "d":
+            element.attrib[key] = relative(value)
         elif key in POSITIONS:
             element.attrib[key] = " ".join(LONG.sub(_rounded, value).split())
         elif key == "transform":  # scales keep their digits
@@ -66,6 +73,57 @@ def _shorten(element: ET.Element, short: dict[str, str]) -> None:
 
 def _rounded(match: re.Match[str]) -> str:
     return f"{round(float(match[0]), 2) + 0.0:g}"  # no -0
+
+
+def relative(path: str) -> str:
+    """The same path with steps in place of places, in hundredths; as it is where it has other commands.
+
+    Args:
+        path: the `d` of a path, in absolute places.
+    """
+    tokens = TOKEN.findall(path)
+    if not {token for token in tokens if token.isalpha()} <= TAKES.keys():
+        return path
+    x = y = 0
+    start, before, text, at = (0, 0), "", "", 0
+    while at < len(tokens):
+        command, at = tokens[at], at + 1
+        numbers = [round(100 * float(token)) for token in tokens[at : at + TAKES[command]]]
+        at += len(numbers)
+        if command == "z":
+            (x, y), before, text = start, "z", text + "z"
+            continue
+        steps = [number - (y if i % 2 else x) for i, number in enumerate(numbers)]
+        x, y = numbers[-2:]
+        letter = command.lower()
+        if command == "M":
+            start, letter = (x, y), "m" if text else "M"
+        elif command == "L" and 0 in steps:
+            letter, steps = ("h", steps[:1]) if steps[1] == 0 else ("v", steps[1:])
+        text += "" if letter == before and letter not in "Mm" else letter
+        for step in steps:
+            text += (" " if text[-1].isdigit() and step >= 0 else "") + _hundredths(step)
+        before = letter
+    return text
+
+
+def _hundredths(number: int) -> str:
+    digits = f"{abs(number) / 100:.2f}".rstrip("0").rstrip(".")
+    return ("-" if number < 0 else "") + (digits.removeprefix("0") or "0")
+
+
+def _gather(element: ET.Element) -> None:
+    """Put the style that all in a group have on the group, of which they inherit it."""
+    for child in element:
+        _gather(child)
+    drawn = [child for child in element if child.tag != f"{{{SVG}}}defs"]
+    styles = {child.attrib.get("style", "") for child in drawn}
+    if element.tag == f"{{{SVG}}}g" and len(drawn) > 1 and len(styles) == 1 and "style" not in element.attrib:
+        (style,) = styles
+        if style and not OPACITY.search(style):  # which a group has as a whole
+            element.attrib["style"] = style
+            for child in drawn:
+                del child.attrib["style"]
 
 
 def _unwrap(element: ET.Element) -> None:
