@@ -430,6 +430,17 @@ def test_a_figure_stands_in_the_page_with_ids_of_its_own_and_nothing_active(worl
     assert document.tags["style"] == 1
 
 
+def test_below_a_figure_stands_whether_it_shows_runs_or_only_what_is_printed(world):
+    path = world.results / "adp" / "table_1.svg"
+    path.parent.mkdir(parents=True)
+    path.write_text(PICTURE)
+    assert "<figcaption>Printed values only, nothing has been run yet;" in world.page()
+    record(world.results, NEW, 0, 60.0)
+    text = world.page()
+    assert "<figcaption>Drawn from our runs;" in text
+    assert "Printed values only" not in text
+
+
 def test_a_figure_keeps_what_draws_and_loses_the_rest(tmp_path):
     path = tmp_path / "x.svg"
     path.write_text(PICTURE)

@@ -141,13 +141,20 @@ class ArtefactView:
             f"{self.file}.{kind}" for kind in ("csv", "svg") if (self.results_dir / f"{self.file}.{kind}").is_file()
         ]
 
+    @property
+    def drawn_from(self) -> str:
+        """What its picture shows, as the words before it or below it have it."""
+        if not self.trained:
+            return "computed here"
+        return "drawn from our runs" if self.grid.has_runs else "printed values only, nothing has been run yet"
+
     @cached_property
     def figure(self) -> Markup | None:
         """Its picture; None where there is none, or it is so large that it is linked to alone."""
         picture = inline_svg(
             self.results_dir / f"{self.file}.svg",
             f"{self.anchor}-",
-            f"{place_of(self.grid.artefact.where)}, drawn from our runs: {self.grid.artefact.title}",
+            f"{place_of(self.grid.artefact.where)}, {self.drawn_from}: {self.grid.artefact.title}",
             self.letters,
         )
         return picture if picture is not None and len(picture) <= FIGURE_LIMIT else None
