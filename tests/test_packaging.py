@@ -26,7 +26,7 @@ def test_an_installed_package_trains_from_any_folder(tmp_path):
     (wheel,) = tmp_path.glob("dpbench-*.whl")
     site = tmp_path / "site"
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
-    command = [sys.executable, "-m", "dpbench.run", "algo=disk", "epochs=0.5", "tracker=disabled"]
+    command = [sys.executable, "-m", "dpbench", "algo=disk", "epochs=0.5", "tracker=disabled"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = subprocess.run(

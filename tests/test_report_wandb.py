@@ -52,7 +52,7 @@ def test_tables_and_pictures_are_logged_as_a_run(world):
         "printed": "60 ± 0.3",
         "ours": "60.00 ± 0.00 (n = 3)",
         "verdict": "reproduced",
-        "detail": "60 % over 3 runs, +0, allowed ±1",
+        "detail": "60.00 % over 3 runs, +0, allowed ±1",
     }
     assert run.table("scorecard")[0]["reproduced"] == 1
     (logged,) = run.history

@@ -193,7 +193,7 @@ def test_a_difference_is_judged_by_the_runs_of_both_cells(world):
     world.runs("dataset=digits algo=dpsgd eps=1", 57.5, 57.5, 57.5)
     gain = judge(world.artefact(), world.evidence)[4]
     assert (gain.claim, gain.outcome) == ("method gain, eps 1: 5 points", Outcome.REPRODUCED)
-    assert "4.5 points" in gain.detail
+    assert "4.50 points" in gain.detail
 
 
 # What keeps a claim from being judged.
@@ -202,7 +202,7 @@ def test_a_difference_is_judged_by_the_runs_of_both_cells(world):
 def test_too_few_seeds(world):
     finding = world.values(60, 60)
     assert finding.outcome == Outcome.TOO_FEW_SEEDS
-    assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60 %"
+    assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60.00 %"
 
 
 def test_what_was_not_run_says_what_it_needs(world):

@@ -116,3 +116,8 @@ def _labels(text: str, axes: Labels, field: str) -> Labels:
     labels = tuple(part.strip() for part in text.split(BETWEEN)) if axes else ()
     require(len(labels) == len(axes), field, text, f"a label for each of {BETWEEN.join(axes)}")
     return labels
+
+
+def number(value: float, unit: str) -> str:
+    """A number of ours: per cents and points with two decimals, others with four digits."""
+    return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
+from dpbench.claims.notation import number
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
 from dpbench.wording import number_of
@@ -104,7 +105,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     # What rounding leaves of a difference that is just allowed is allowed.
     near = abs(difference) <= allowed + ROUNDING * max(allowed, abs(cell.printed.value))
     digits = 3 if near else _digits_apart(abs(difference), allowed)
-    detail = f"{_amount(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
+    detail = f"{_own(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
     if cell.taken_over:
         agreed, detail = Outcome.NOT_JUDGED, "a setting, which the runs here take over as it is printed"
@@ -284,6 +285,11 @@ def _amount(value: float, cell: Cell) -> str:
     return f"{value:.{digits}g} {cell.unit}".strip()
 
 
+def _own(value: float, cell: Cell) -> str:
+    """An amount of ours, as tables show it."""
+    return _amount(value, cell) if cell.metric == "computed" else f"{number(value, cell.unit)} {cell.unit}".strip()
+
+
 def _standard_error(one: Measured) -> float:
     return 0.0 if one.spread is None else one.spread / math.sqrt(len(one.values))
 
@@ -323,7 +329,7 @@ def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding 
         lack = Lack.WEIGHTS if needed.weights else Lack.RUNS
         return Finding(artefact.where, claim, Outcome.NOT_RUN, f"needs {needed.in_words()}", lack=lack)
     cell, one = short[0]
-    detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_amount(one.mean, cell)}"
+    detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_own(one.mean, cell)}"
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
 
 

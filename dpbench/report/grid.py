@@ -22,7 +22,7 @@ from dpbench.claims import (
 )
 from dpbench.claims.computed_file import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
-from dpbench.claims.notation import Labels
+from dpbench.claims.notation import Labels, number
 from dpbench.report.selection import selection_of
 from dpbench.wording import NOTHING
 
@@ -210,11 +210,6 @@ def _in_order(artefact: Artefact, columns: set[Labels]) -> tuple[Labels, ...]:
         return [of_axis[label] for of_axis, label in zip(places, column, strict=True)]
 
     return tuple(sorted(columns, key=place))
-
-
-def number(value: float, unit: str) -> str:
-    """A number of ours: per cents and points with two decimals, others with four digits."""
-    return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"
 
 
 def scorecard(grids: Iterable[Grid]) -> Scorecard:
