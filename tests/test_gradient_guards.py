@@ -17,6 +17,7 @@ from dpbench.gradients.draws import LEVELS, LevelDraws, UnknownDraw, held_still
 from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.layout import rows_by_data
 from dpbench.gradients.request import Request
+from dpbench.gradients.verify import moved
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 
@@ -290,6 +291,36 @@ def test_a_model_whose_books_become_wrong_is_stopped():
         engine.record(points, x, y)
     # The fourth batch is compared.
     with pytest.raises(UserError, match=r"right in its first batches.*and maybe in some before it"):
+        engine.record(points, x, y)
+
+
+class OnTheEdge(nn.Module):
+    """Rounds the input of its ReLU in another way in each pass, which tells where that input is zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 3)
+        self.edge, self.passes = torch.zeros(3), 0
+
+    def forward(self, x):
+        self.passes += torch.is_grad_enabled()
+        return self.last((self.first(x) - self.edge + 1e-9 * (-1) ** self.passes).relu())
+
+
+def test_a_sample_on_the_edge_of_a_relu_stops_no_run(monkeypatch):
+    engine = engine_of(OnTheEdge())
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    points = [Point(1.0, engine.flat.vector)]
+    engine.record(points, x, y)
+    with torch.no_grad(), engine.flat.at(moved(engine.flat.vector, 1)):  # where the fourth batch is compared
+        engine.model.edge = engine.model.first(x)[0]
+    for _ in range(3):
+        engine.record(points, x, y)
+    assert isinstance(engine._way, Books)
+    # It was on the edge: with the same place for the second comparison the batch fails.
+    engine._batches = 3
+    monkeypatch.setattr("dpbench.gradients.settle.AGAIN", 0)
+    with pytest.raises(UserError, match="right in its first batches"):
         engine.record(points, x, y)
 
 
