@@ -273,7 +273,7 @@ def test_a_model_that_changes_otherwise_than_by_its_parameters_is_refused():
         assert recorded(engine) == [6]
         model.factor = 2.0
         with pytest.raises(UserError, match="replaying the model's passes gives other gradients"):
-            steps(10)  # of which the replay that is the 16th is compared
+            steps(11)  # of which the replays that are the 16th and the 17th are compared
 
 
 def test_without_room_for_it_nothing_is_recorded(monkeypatch):

@@ -231,8 +231,30 @@ def test_a_model_that_changes_otherwise_than_by_its_parameters_is_refused(replay
     for _ in range(5):
         engine.clipped_sum(points, [(x, y)], halved)
     engine.model.factor = 2.0
+    assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
     with pytest.raises(UserError, match="replaying the model's passes gives other gradients"):
         engine.clipped_sum(points, [(x, y)], halved)
+
+
+def test_a_replay_that_differs_once_is_launched_and_the_next_is_compared(replaying, monkeypatch):
+    """As where a sample is on the edge of a ReLU."""
+    engine, points, x, y = small(16)
+    replayed, off, compared = Again.replay, iter([]), []
+    deviates = replay.Replay.deviates_from
+    monkeypatch.setattr(replay.Replay, "deviates_from", lambda *both: compared.append(None) or deviates(*both))
+
+    def otherwise(self):
+        replayed(self)
+        for output in self.outputs:
+            if output.dtype.is_floating_point:
+                output.mul_(next(off, 1.0))
+
+    monkeypatch.setattr(Again, "replay", otherwise)
+    for number in range(1, 10):
+        off = iter([1.5]) if number == 4 + 2 else iter([])  # the fourth replay, which is compared
+        assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
+    assert recorded(engine) == [7]
+    assert len(compared) == 3  # the first, the fourth and the fifth
 
 
 def test_what_is_replayed_otherwise_from_the_beginning_is_launched(replaying, monkeypatch):

@@ -204,13 +204,17 @@ class Replays:
         self._launched: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Replay] = {}
         self._kept: list[Tensor] = []
+        # Whose last replay computed something else than the pass.
+        self._doubted: set[Hashable] = set()
         self._pool: Pool = None
         self._possible = True
 
     def of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
         """This pass, replayed; None where it is to be launched.
 
-        Now and then a replay is compared with what it stands for, as gradients are with autograd's.
+        Now and then a replay is compared with what it stands for, as gradients are with autograd's. Where they differ
+        the pass is launched, and the next replay is compared, too: a sample at a kink of the model, as of a ReLU, may
+        have another gradient by rounding alone, but hardly in two batches on end.
 
         Args:
             way: of the pass.
@@ -220,7 +224,7 @@ class Replays:
             targets: as for `PerSampleGradients.record`.
 
         Raises:
-            UserError: a replay, of which there were some before, computed something else.
+            UserError: two replays on end, of which there were some before, computed something else.
         """
         if not self._possible:
             return None
@@ -248,17 +252,22 @@ class Replays:
                 self._possible = False
                 return None
         replay = self._recorded[key](points, inputs, targets)
-        number = replay.replays
-        if is_due(number) and replay.deviates_from(record(points, inputs, targets)):
-            self._possible = False
-            if number == 1:
-                return None
+        if not is_due(replay.replays) and key not in self._doubted:
+            return replay
+        if not replay.deviates_from(record(points, inputs, targets)):
+            self._doubted.discard(key)
+            return replay
+        if key in self._doubted:
             raise UserError(
                 "replaying the model's passes gives other gradients than the passes themselves, and maybe gave them "
                 "before: what it computes must follow from its parameters, buffers and input alone; change that, and "
                 "train anew with force=true"
             )
-        return replay
+        if replay.replays == 1:
+            self._possible = False
+        else:
+            self._doubted.add(key)
+        return None
 
 
 def _layout(t: Tensor) -> Hashable:
