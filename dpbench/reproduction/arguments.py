@@ -124,9 +124,9 @@ def chosen(arguments: Arguments, artefacts: Sequence[Artefact]) -> tuple[Artefac
     Raises:
         UserError: a paper that was asked for has none of a name, and no other one has.
     """
+    known = dict.fromkeys(artefact.name for artefact in artefacts)  # papers share names
     for name in arguments.artefacts:
-        known = ", ".join(artefact.name for artefact in artefacts)
-        require(any(artefact.name == name for artefact in artefacts), "artefact", name, f"one of {known}")
+        require(name in known, "artefact", name, f"one of {', '.join(known)}")
     return tuple(one for one in artefacts if not arguments.artefacts or one.name in arguments.artefacts)
 
 
