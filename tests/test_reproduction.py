@@ -297,6 +297,14 @@ def test_records_of_other_batch_sizes_tell_it_in_proportion(tmp_path):
     assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 1.0, Basis.OTHER_BATCHES)
 
 
+def test_records_of_other_numbers_of_threads_tell_it_where_there_are_no_others(tmp_path):
+    timed_record(tmp_path, 50.0, device="cpu, 99 threads")
+    timed_record(tmp_path, 70.0, "eps=3", "batch_size=32", device="cpu, 98 threads")
+    assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 0.5, Basis.OTHER_THREADS)
+    timed_record(tmp_path, 40.0, "eps=4", "batch_size=32")
+    assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 0.8, Basis.OTHER_BATCHES)
+
+
 @pytest.mark.parametrize("other", [{"model": "mlp"}, {"algo": "disk"}, {"dataset": "mnist"}])
 def test_records_of_another_kind_tell_nothing(tmp_path, other):
     timed_record(tmp_path, 50.0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
-from dpbench.devices import ROWS_ON_CPU, choose_device, describe
+from dpbench.devices import ROWS_ON_CPU, choose_device, describe, of_cpu
 from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.reading import Recorded
 
@@ -38,11 +38,13 @@ class Basis(IntEnum):
 
     RECORDS = 0
     OTHER_BATCHES = 1
-    ARITHMETIC = 2
+    OTHER_THREADS = 2
+    ARITHMETIC = 3
 
     def in_words(self) -> str:
         """For a plan."""
-        return ("records of such runs", "records of other batch sizes", "arithmetic")[self]
+        records = ("records of such runs", "records of other batch sizes", "records of other thread counts")
+        return (*records, "arithmetic")[self]
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,20 @@ class Speed:
     overhead: float
 
 
+class Timed(NamedTuple):
+    """A step of a record.
+
+    Attributes:
+        size: expected batch size.
+        seconds: that it took.
+        here: on as many threads as this process has, or the same GPU.
+    """
+
+    size: int
+    seconds: float
+    here: bool
+
+
 class Times:
     """Estimates the seconds of a run on one device.
 
@@ -68,14 +84,14 @@ class Times:
     def __init__(self, device: str) -> None:
         self._device = choose_device(device)
         self._name = describe(self._device)
-        self._steps: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self._steps: dict[str, list[Timed]] = defaultdict(list)
         self._estimates: dict[tuple[str, int], tuple[float, Basis]] = {}
         self._flops: dict[str, float] = {}
         self._learnt: set[Path] = set()
         self._speed: Speed | None = None
 
     def learn(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Learn from the record of a run that finished on this device.
+        """Learn from the record of a run that finished on this device, or on a CPU with another number of threads.
 
         Args:
             folder: of the run.
@@ -86,14 +102,17 @@ class Times:
         record = Recorded.read(folder)
         origin, steps = record.provenance, record.summary.get("steps")
         wall, size = float(origin.get("wall_seconds") or 0), settings.get("batch_size")
-        if origin.get("device") != self._name or not wall > 0 or not steps or not isinstance(size, int):
+        device = str(origin.get("device"))
+        alike = device == self._name or (self._device.type == "cpu" and of_cpu(device))
+        if not alike or not wall > 0 or not steps or not isinstance(size, int):
             return
         try:
             kind = _recorded_kind(settings)
         except KeyError:  # settings of another kind than ours
             return
         self._learnt.add(folder)
-        self._steps[kind].append((size, wall / max(1, origin.get("seeds_at_once", 1)) / steps))
+        seconds = wall / max(1, origin.get("seeds_at_once", 1)) / steps
+        self._steps[kind].append(Timed(size, seconds, device == self._name))
         self._estimates.clear()
 
     def seconds(self, facts: Facts) -> tuple[float, Basis]:
@@ -113,13 +132,12 @@ class Times:
 
     def _estimated(self, facts: Facts) -> tuple[float, Basis]:
         timed = self._steps.get(facts.kind, [])
-        same = [seconds for size, seconds in timed if size == facts.batch_size]
-        if same:
-            return median(same), Basis.RECORDS
-        if timed:
-            # In proportion, from the nearest batch size; smaller batches are no faster by their overhead.
-            size, seconds = min(timed, key=lambda one: abs(math.log(one[0] / facts.batch_size)))
-            return seconds * facts.batch_size / size, Basis.OTHER_BATCHES
+        here = [one for one in timed if one.here]
+        if here:
+            seconds, same = _of_steps(here, facts.batch_size)
+            return seconds, Basis.RECORDS if same else Basis.OTHER_BATCHES
+        if timed:  # more threads are not that much faster for most models, and operation counts tell less
+            return _of_steps(timed, facts.batch_size)[0], Basis.OTHER_THREADS
         arithmetic = PASSES * facts.samples * self._forward(facts) / self.speed.flops
         parts = math.ceil(facts.samples / ROWS_ON_CPU) if self._device.type == "cpu" else 1
         return parts * self.speed.overhead + arithmetic, Basis.ARITHMETIC
@@ -151,6 +169,16 @@ class Times:
         seconds = seconds_of_step(large, large.batch_size)
         facts = Facts(large.dataset, large.model, large.query, large.batch_size, 1, 1, 1)
         return Speed(PASSES * facts.samples * forward_flops(facts) / max(seconds - overhead, 1e-6), overhead)
+
+
+def _of_steps(timed: Sequence[Timed], size: int) -> tuple[float, bool]:
+    """Seconds of a step with batches of a size, and whether any of these has that size."""
+    same = [one.seconds for one in timed if one.size == size]
+    if same:
+        return median(same), True
+    # In proportion, from the nearest batch size; smaller batches are no faster by their overhead.
+    nearest = min(timed, key=lambda one: abs(math.log(one.size / size)))
+    return nearest.seconds * size / nearest.size, False
 
 
 def forward_flops(facts: Facts) -> float:
