@@ -685,6 +685,21 @@ def test_a_loss_that_is_no_value_per_sample_is_refused():
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
 
 
+class Centring(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.sub_(0.5).mul_(2))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_model_that_changes_its_input_is_refused(views):
+    """Else the second iterate would see something else than the first."""
+    model = Centring(6, 3).double()
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy, views=views)
+    x = torch.randn(4, views, 6).double() if views > 1 else torch.randn(4, 6).double()
+    with pytest.raises(UserError, match="changes its input in place"):
+        engine.record([Point(1.0, engine.flat.vector)], x, CLASSES)
+
+
 def test_parameters_that_can_not_be_one_vector_are_refused():
     with pytest.raises(UserError, match="no shape yet"):
         FlatParameters(nn.Sequential(nn.LazyLinear(3)))

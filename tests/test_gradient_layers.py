@@ -137,6 +137,12 @@ def test_conv2d_of_grey_maps(seed, convolution, first, views, kind):
     assert_exact(model, x, views=views, strategies=kind and {kind})
 
 
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+def test_conv2d_of_grey_maps_with_one_weight_for_a_channel(kind):
+    x = torch.randn(4, 1, 5, 4)
+    assert_exact(read_out(Expanded(3), nn.Conv2d(3, 1, 1), nn.Tanh(), example=x), x, strategies=frozenset({kind}))
+
+
 CONVOLUTIONS = {
     "1x1, stride 2": ({"kernel_size": 1, "stride": 2}, (5, 6)),
     "1x1, padding 1": ({"kernel_size": 1, "padding": 1}, (3, 4)),
@@ -165,6 +171,13 @@ def test_conv2d_with_settings(name):
 def test_conv2d_of_channels_last_maps():
     x = torch.randn(4, 4, 5, 6).to(memory_format=torch.channels_last)
     assert_exact(read_out(nn.Conv2d(4, 4, 1), nn.Tanh(), nn.Conv2d(4, 6, 3), nn.Tanh(), example=x), x)
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+def test_conv2d_of_views_with_channels_last(kind):
+    x = torch.randn(4 * 2, 4, 5, 6).to(memory_format=torch.channels_last).unflatten(0, (4, 2))
+    model = read_out(nn.Conv2d(4, 4, 3), nn.Tanh(), nn.Conv2d(4, 6, 2), nn.Tanh(), example=x[:, 0])
+    assert_exact(model, x, views=2, points=(1, 2), strategies=frozenset({kind}))
 
 
 @SHAPES

@@ -12,6 +12,7 @@ from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
+from dpbench.gradients.request import Request
 from dpbench.gradients.way import Books
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
@@ -443,6 +444,18 @@ def test_empty_batch_gives_zero_and_no_losses(per_layer):
         total, losses, *_ = engine.clipped_sum(points, batch, clip_of("threshold"))
         assert torch.equal(total, torch.zeros_like(engine.flat.vector))
         assert losses.shape == (0,)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_micro_batches_without_samples_add_nothing(apart):
+    """Such as the only one of a draw that had no sample."""
+    engine, points, x, y = whole_batches()
+    points = [*points, Point(-0.5, points[0].iterate + 0.1)]
+    empty = (x[:0], y[:0])
+    for batches in ([[empty], []], [[empty, (x, y), empty], [(x, y)]]):
+        got, want = (Request(engine, points, batch, clip_of("threshold"), apart).alone() for batch in batches)
+        torch.testing.assert_close(got.total, want.total)
+        torch.testing.assert_close(got.losses, want.losses)
 
 
 class Memory:

@@ -21,7 +21,7 @@ class Clipped(NamedTuple):
     Attributes:
         total: Σ_i factor_i G_i, shape (d,).
         losses: of each sample, shape (B,).
-        norms: ‖G_i‖ over all parameters, shape (B,); inf where it is not finite.
+        norms: ‖G_i‖ over all parameters, shape (B,); inf where its square is not finite.
         remainder: Σ_i (1 - factor_i) G_i over the samples whose gradients are finite, shape (d,); None where it was not
             asked for.
     """

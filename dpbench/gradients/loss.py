@@ -23,12 +23,17 @@ def sample_losses(model: Callable[[Tensor], Tensor], loss: Loss, inputs: Tensor,
         views: K.
 
     Raises:
-        UserError: the loss is not one value per row.
+        UserError: the loss is not one value per row, or the model changes its input in place.
     """
-    if views == 1:
-        return _one_each(loss(model(inputs), targets), len(targets))
-    losses = _one_each(loss(model(inputs.flatten(0, 1)), targets.repeat_interleave(views, dim=0)), views * len(targets))
-    return losses.view(-1, views).mean(1)
+    rows, of_rows = (inputs, targets) if views == 1 else (inputs.flatten(0, 1), targets.repeat_interleave(views, dim=0))
+    version = rows._version
+    losses = _one_each(loss(model(rows), of_rows), len(of_rows))
+    if rows._version != version:
+        raise UserError(
+            "the model changes its input in place, so that a batch is not the same for every pass; let it make a new "
+            "tensor instead"
+        )
+    return losses if views == 1 else losses.view(-1, views).mean(1)
 
 
 def _one_each(losses: Tensor, rows: int) -> Tensor:

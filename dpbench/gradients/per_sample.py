@@ -142,12 +142,13 @@ class PerSampleGradients:
     ) -> Clipped:
         """Σ_i factor_i G_i over a logical batch.
 
-        A sample whose gradient is not finite adds nothing, whatever its factor: one broken sample can neither stop
-        training nor exceed its bound. Where memory runs out, a micro-batch is halved, and so are those that follow.
+        A sample whose gradient, or the square of its norm, is not finite adds nothing, whatever its factor: one broken
+        sample can neither stop training nor exceed its bound. Where memory runs out, a micro-batch is halved, and so
+        are those that follow.
 
         Args:
             points: (weight, iterate) pairs; iterates have shape (d,).
-            batch: inputs and targets of micro-batches; none at all gives zero.
+            batch: inputs and targets of micro-batches; no sample at all gives zero.
             factors: maps norms of shape (G, B), inf for broken samples, to factors of that shape.
             remainder: also sum what the factors leave over.
         """
@@ -156,6 +157,8 @@ class PerSampleGradients:
             waiting = [(inputs, targets)]
             while waiting:
                 x, y = waiting.pop(0)
+                if not len(y):
+                    continue
                 if self._most is not None and len(y) > self._most:
                     waiting = list(zip(x.split(self._most), y.split(self._most), strict=True)) + waiting
                     continue

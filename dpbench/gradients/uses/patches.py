@@ -106,7 +106,7 @@ class Patches(Use):
             self.dilation,
             batch * self.groups,
         )
-        return rows.view(batch, -1)
+        return rows.reshape(batch, -1)  # in the layout of the images
 
     def _unfolded(self, a: Tensor, b: Tensor) -> Tensor:
         """A product of output gradients and unfolded patches of the input."""
@@ -238,7 +238,8 @@ class GreyPatches(Patches):
     def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
         (rows,) = super().rows(term, strategy)
         of_one = rows.view(len(rows), self.shapes[0][0], 1, -1)
-        return (of_one.expand(-1, -1, self._channels, -1).flatten(1),)
+        # A copy even where it could be a view, since terms are added up in place.
+        return (of_one.repeat(1, 1, self._channels, 1).flatten(1),)
 
     @override
     def reach(self, term: Term) -> Tensor:
