@@ -234,6 +234,7 @@ def test_swapped_rows_are_caught(planted):
         ("  DPAdamBC    | 82.39", "  DPAdamBC    | –", "values=DPAdamBC / 3 / MNLI: the table has no entry there"),
         ("85.29", "85,29", "values at DPAdamBC / 3 / QQP=85,29: expected a number as printed, such as"),
         ("method      | 3 / MNLI", "eps         | 3 / MNLI", "values=eps: expected the names of the row axes, method"),
+        ("seeds: 3", "seeds: 3\nmetric: test_error", "metric=test_error: expected one of which more is better, where"),
         ("kind: trained", "kind: drawn", "kind=drawn: expected trained or computed or not reproducible"),
         ("kind: trained", "sort: trained", "sort=trained: expected one of the keys claims, columns, common"),
         ("seeds: 3", "seeds: three", "seeds=three: expected a whole number > 0"),

@@ -256,6 +256,15 @@ def test_the_scorecard_tells_what_was_compared(world):
     assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
 
 
+def test_the_scorecard_counts_derived_numbers_apart_whether_they_agree_or_not(world):
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    world.runs(OLD, 57.0, 57.0, 57.0)
+    derived = "\n".join(f"  - {{method: {row}, eps: 1, derived: made_up.md 2}}" for row in ("new", "old"))
+    page = scorecard([grid_of(world, change=lambda text: text.replace("\nneeds:", f"\n{derived}\nneeds:"))])
+    assert "1 have been compared with numbers of ours; 0 of these" in page  # the gain
+    assert "Apart from these, 1 numbers that the papers imply but do not print agree with ours, and 1 do not." in page
+
+
 def test_the_scorecard_names_the_newest_record(world):
     grid = grid_of(world)
     assert newest_record([grid]) is None

@@ -27,9 +27,10 @@ from dpbench.claims import (
     score,
 )
 from dpbench.claims.computed_file import Computed, path_of, write_computed
-from dpbench.claims.schema import METRICS
+from dpbench.claims.evidence import Measured, Run
+from dpbench.claims.schema import METRICS, Order
 from dpbench.claims.scorecard import Scorecard
-from dpbench.claims.verdict import _Error, _errors_at, _Noise
+from dpbench.claims.verdict import _Error, _errors_at, _Noise, judge_order
 from dpbench.config import conf_folder
 from dpbench.scores import text_scores
 from dpbench.scores.texts import _NoSynonyms
@@ -152,7 +153,9 @@ def test_a_number_that_is_derived_and_not_printed_is_counted_apart(world):
     assert finding.claim == "method new, eps 1: 60 % (not printed, by made_up.md 2)"
     assert world.artefact(change=derived).cells[1].derived is None
     other = world.artefact(change=lambda text: derived(text).replace("60 ± 0.3", "50 ± 0.3"))
-    assert judge(other, world.evidence)[0].outcome == Outcome.ABOVE
+    found = judge(other, world.evidence)[0]
+    assert found.outcome == Outcome.ABOVE
+    assert found.derived
 
 
 def test_the_spread_that_the_paper_prints_counts(world):
@@ -404,6 +407,62 @@ def test_an_order_of_many_pairs_is_not_contradicted_by_chance():
         at_two += any(means[0] - mean < -noise.bearing_out for mean, noise in zip(means[1:], noises, strict=True))
     assert wrong / 400 < student(2, 8) + 0.03
     assert at_two / 400 > 3 * student(2, 8)
+
+
+TIES = """
+title: Ties
+kind: trained
+source: made_up.md 5
+seeds: 5
+common: dataset=digits
+rows:
+  method: {new: algo=disk, old: algo=dpsgd}
+columns:
+  eps: {%s}
+values: not printed
+claims: ["{says: better, higher: {method: new}, lower: {method: old}, pairs: %d}"]
+"""
+
+
+@pytest.mark.parametrize(("asked", "of"), [(2, 3), (13, 18)])
+@pytest.mark.parametrize(("lead", "wrong"), [(20.0, Outcome.ORDER_HOLDS), (-20.0, Outcome.ORDER_FAILS)])
+def test_chance_among_ties_decides_orders_no_more_often_than_a_pair(tmp_path, asked, of, lead, wrong):
+    """One pair less than would decide it is clear, all others are ties: of 300 draws of five runs (seed fixed).
+
+    A tie alone seems to be decided in either direction in P(t_8 > 2) = 4 % of them.
+    """
+    path = tmp_path / "adp" / "ties.yaml"
+    path.parent.mkdir()
+    columns = ", ".join(f"{i}: eps={i}" for i in range(1, of + 1))
+    path.write_text((TIES % (columns, asked)).replace('"', ""))
+    artefact = load_artefact(path)
+    (order,) = artefact.claims
+    assert isinstance(order, Order)
+    clear = asked - 1 if wrong == Outcome.ORDER_HOLDS else of - asked
+    draws = np.random.default_rng(1)
+
+    def measured(cell: Cell) -> Measured:
+        ahead = lead if cell.at["method"] == "new" and int(cell.at["eps"]) <= clear else 0.0
+        values = [float(value) for value in draws.normal(50 + ahead, 0.3, size=5)]
+        runs = tuple(Run(seed, value, Path()) for seed, value in enumerate(values))
+        return Measured(tuple(values), 5, {}, runs=runs)
+
+    outcomes = [judge_order(artefact, order, measured).outcome for _ in range(300)]
+    assert outcomes.count(wrong) / 300 < student(2, 8) + 0.03
+
+
+def test_pairs_of_the_same_runs_count_once(world):
+    """Of a distance to stay within, in either direction; and where two columns ask for the same runs."""
+    same = lambda text: text.replace("    8: eps=8\n", "    8: eps=1\n")  # noqa: E731
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 55, 55, 55)
+    both = "{method: [new, old]}"
+    claims = [ABOVE % "", f"{{says: alike, higher: {both}, lower: {both}, within: 6}}"]
+    details = [finding.detail for finding in judge(world.artefact(*claims, change=same), world.evidence)[-2:]]
+    assert details[0] == "holds in 1 of 1 pairs, fails in 0, within noise in 0"
+    assert details[1] == "within 6: holds in 1 of 1 pairs, fails in 0, within noise in 0"
+    apart = judge(world.artefact(ABOVE % ""), world.evidence)[-1]
+    assert apart.outcome == Outcome.NOT_RUN
 
 
 @pytest.mark.parametrize(("lead", "outcome"), [(1.4, Outcome.ORDER_OPEN), (1.5, Outcome.ORDER_HOLDS)])

@@ -30,6 +30,20 @@ def pairs_of(artefact: Artefact, order: Order) -> Iterator[tuple[Cell, Cell]]:
                 yield above, below
 
 
+def distinct_pairs(artefact: Artefact, order: Order) -> Iterator[tuple[Cell, Cell]]:
+    """The pairs of an order without those whose numbers come from the same runs as an earlier one's.
+
+    Of a distance to stay within, the two of a pair may be exchanged.
+    """
+    seen = set()
+    for above, below in pairs_of(artefact, order):
+        both = _origin(above), _origin(below)
+        pair = both if order.within is None else frozenset(both)
+        if pair not in seen:
+            seen.add(pair)
+            yield above, below
+
+
 def changes_of(artefact: Artefact, trend: Trend) -> Iterator[tuple[tuple[Cell, int], ...]]:
     """The cells, with their signs, that make up each change along the axis of a trend."""
     of: Selection = {} if trend.of is None else {trend.of[0]: (trend.of[1],)}
@@ -58,6 +72,11 @@ def check_claims(artefact: Artefact) -> None:
                 continue
         if not compared:
             raise UserError("expected a claim about cells that are there", field=f"claims[{index}]", value=claim.says)
+
+
+def _origin(cell: Cell) -> object:
+    """What decides the number of a cell; equal for cells of the same runs."""
+    return (cell.candidates, cell.metric, cell.statistic) if cell.runs else cell.place
 
 
 def _comparable(cell: Cell) -> bool:

@@ -38,6 +38,7 @@ METRICS = (
     "cider",
 )
 WITHOUT_RUNS = ("computed", "selected", "wall_seconds")
+LESS_IS_BETTER = ("test_error", "test_loss")
 
 
 class Kind(StrEnum):
@@ -127,6 +128,8 @@ class Cell:
     def __post_init__(self) -> None:
         known = METRICS + WITHOUT_RUNS
         require(self.metric in known, "metric", self.metric, f"one of {', '.join(known)}")
+        searched = self.metric in LESS_IS_BETTER and len(self.candidates) > 1
+        require(not searched, "metric", self.metric, "one of which more is better, where settings are searched")
 
     @property
     def runs(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from itertools import chain
@@ -14,7 +14,7 @@ from pathlib import Path
 from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
 from dpbench.claims.notation import number
-from dpbench.claims.pairs import changes_of, pairs_of, sources
+from dpbench.claims.pairs import changes_of, distinct_pairs, sources
 from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
 from dpbench.wording import number_of
 
@@ -61,6 +61,7 @@ class Finding:
         outcome: the verdict.
         detail: the numbers behind it, or what is missing.
         own: whether the claim is not the paper's, see `Order`.
+        derived: whether the number is one that the paper does not print, see `Cell`.
         lack: why it was not run; None for other outcomes.
     """
 
@@ -69,6 +70,7 @@ class Finding:
     outcome: Outcome
     detail: str
     own: bool = False
+    derived: bool = False
     lack: Lack | None = None
 
 
@@ -110,7 +112,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     if cell.taken_over:
         agreed, detail = Outcome.NOT_JUDGED, "a setting, which the runs here take over as it is printed"
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
-    return _accounted(Finding(artefact.where, claim, outcome, detail), parts)
+    return _accounted(Finding(artefact.where, claim, outcome, detail, derived=cell.derived is not None), parts)
 
 
 def _digits_apart(one: float, other: float) -> int:
@@ -125,12 +127,13 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     is open between the two. A margin, or a distance to stay within, is met by the difference itself and missed where
     it is missed by more than noise; "at least" needs no more than not to be contradicted. Pairs that were run decide
     alone where those that were not could not change the verdict: one that contradicts is enough against an order
-    claimed of all. The more pairs there are of which few decide, the more noise each is granted (`_Noise`).
+    claimed of all. The more pairs there are of which few decide, the more noise each is granted (`_Noise`). Pairs of
+    the same runs, as of panels that share them, are one.
     """
-    pairs = [(_part(above, measure), _part(below, measure)) for above, below in pairs_of(artefact, order)]
+    pairs = [(_part(above, measure), _part(below, measure)) for above, below in distinct_pairs(artefact, order)]
     run = [pair for pair in pairs if all(one.enough for _, one in pair)]
     asked = len(pairs) if order.pairs is None else order.pairs
-    shares = asked / len(pairs), (len(pairs) - asked + 1) / len(pairs)
+    shares = 1 / (len(pairs) - asked + 1), 1 / asked
     verdicts = [
         _pair(order, above.mean - below.mean, _Noise(_error(cell, above), _error(other, below), *shares))
         for (cell, above), (other, below) in run
@@ -196,9 +199,11 @@ class _Error:
 class _Noise:
     """How far two means must lie apart to say which is above.
 
-    Two standard errors for one pair. Where k of m pairs would decide an order, chance has many tries, and so much noise
-    is granted to each that all of them together err no more often (at most k errors of m tests at k/m of the level:
-    Lehmann & Romano 2005), by Student's distribution with Welch's degrees of freedom.
+    Two standard errors for one pair. Where k of m pairs would decide an order, chance has many tries: k - 1 of them may
+    be as they seem, and then one error among the other m - k + 1 decides it. So much noise is granted to each that all
+    together err no more often than one pair does (tests at 1/(m - k + 1) of the level; with fewer that are as they
+    seem, more errors are needed, and as many come no more often, by Markov's inequality), by Student's distribution
+    with Welch's degrees of freedom.
 
     Attributes:
         bearing_out: for a pair that is to bear the order out.
@@ -211,8 +216,8 @@ class _Noise:
         Args:
             above: of the mean that is said to be above.
             below: of the other one.
-            deciding_for: k/m of pairs that would decide for the order.
-            deciding_against: k/m of those that would decide against it.
+            deciding_for: share of the level at which a pair bears the order out.
+            deciding_against: the same where it contradicts it.
         """
         error = math.hypot(above.size, below.size)
         estimated = sum(one.size**4 / one.freedom for one in (above, below))
@@ -340,4 +345,4 @@ def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
     detail = f"{told}; on the numbers alone: {finding.outcome} ({finding.detail})"
-    return Finding(finding.artefact, finding.claim, Outcome.ACCOUNTING_DIFFERS, detail)
+    return replace(finding, outcome=Outcome.ACCOUNTING_DIFFERS, detail=detail)

@@ -26,7 +26,8 @@ def as_markdown(grids: Sequence[Grid]) -> str:
 
 def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     total = len(card.findings)
-    compared = [finding for finding in card.findings if finding.outcome in COMPARED]
+    judged = [finding for finding in card.findings if finding.outcome in COMPARED]
+    compared = [finding for finding in judged if not finding.derived]
     agrees = sum(finding.outcome in AGREES for finding in compared)
     trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED)
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
@@ -47,7 +48,9 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     derived = card.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
         yield ""
-        yield f"Apart from these, {derived} numbers that the papers imply but do not print agree with ours."
+        others = len(judged) - len(compared)
+        but = f", and {others} do not" if others else ""
+        yield f"Apart from these, {derived} numbers that the papers imply but do not print agree with ours{but}."
     yield ""
     newest = newest_record(grids)
     if newest is not None:
