@@ -492,11 +492,46 @@ def test_published_steps_are_not_taken_again_with_noise_of_another_version(tmp_p
         assert resumed_at(folder) == [6]
 
 
+@pytest.mark.parametrize(("left", "refused"), [((), True), ((2,), True), ((6,), False)])
+@pytest.mark.parametrize("changed", ["micro_batch", "processes"])
+def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_path, left, refused, changed):
+    """What augmentation and dropout draw for a sample hangs on them."""
+    folder = with_checkpoints(left, tmp_path)
+    before = outcome(folder)
+    chosen = {}
+    if changed == "micro_batch":
+        chosen = {"micro_batch": noted(folder)["micro_batch"] + 1}
+    else:
+        noted(folder, processes=2)
+    carried_out(replace(tiny(), **chosen), tmp_path)
+    note = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    if not refused:
+        assert note is None
+        assert resumed_at(folder) == [6]
+        return
+    assert "metrics of step 6 are published, computed " in note
+    assert f"the steps after step {max(left, default=0)} would be other releases with the same noise" in note
+    assert note.startswith(f"micro_batch={chosen['micro_batch']}: " if chosen else "metrics of step 6")
+    assert "by 2 processes; by one process" in note or chosen
+    assert outcome(folder) == before
+
+
+def test_a_run_that_begins_again_has_the_micro_batch_that_was_seen(tmp_path):
+    """One that is found, not chosen, may be another when memory is."""
+    folder = with_checkpoints((), tmp_path)
+    noted(folder, micro_batch=3)
+    carried_out(tiny(), tmp_path)
+    assert status(folder) == "finished"
+    assert read(folder, "provenance.json")["micro_batch"] == 3
+
+
 @pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-40GB"}, {"noise": 1}, {"noise_multiplier": 1.01}])
 def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tmp_path, changed):
     """It begins anew where the first attempt drew, and its record, which takes the other's place, ends earlier."""
     folder = with_checkpoints((), tmp_path)
-    assert noted(folder) == {"step": 6, "device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
+    drawn = {"device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
+    micro_batch = read(folder, "provenance.json")["micro_batch"]
+    assert noted(folder) == {"step": 6, **drawn, "micro_batch": micro_batch, "processes": 1}
     stopped(tiny(), tmp_path, 4, every=None)
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
     assert noted(folder)["step"] == 6

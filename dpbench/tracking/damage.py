@@ -67,4 +67,6 @@ def _shown_by(folder: Path) -> Published:
         device and kind_of(device),
         record.provenance.get("seeded_noise"),
         releases[0]["noise_multipliers"][0] if releases else None,
+        record.provenance.get("micro_batch"),
+        record.provenance.get("processes"),
     )

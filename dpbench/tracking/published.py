@@ -21,19 +21,23 @@ class Published:
         device: kind of device that drew batches and noise, as `kind_of` has it; None where that is not known.
         noise: version of its seeded noise (privacy/gaussian.py); None where that is not known.
         noise_multiplier: of the first release; None where that is not known.
+        micro_batch: samples that went through the model at a time; None where that is not known.
+        processes: that trained the run; None where that is not known.
     """
 
     step: float = 0
     device: str | None = None
     noise: int | None = None
     noise_multiplier: float | None = None
+    micro_batch: int | None = None
+    processes: int | None = None
 
     @classmethod
     def read(cls, record: Path) -> Published:
         """The note beside a record."""
         try:
             content = json.loads(_note(record).read_text())
-            return cls(float(content["step"]), content["device"], content["noise"], content["noise_multiplier"])
+            return cls(float(content.pop("step")), **content)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, LookupError, TypeError):

@@ -107,7 +107,7 @@ class Execution:
         self.record = record
         self.console = console
         self.team = current_team()
-        self.keeper = Keeper(job.config, record, console.print)
+        self.keeper = Keeper(job.config, record, console.print, self.team.size)
 
     def may_begin(self) -> bool:
         """Whether there is something to run and this process now holds the lock on it; says so where not."""
@@ -193,8 +193,8 @@ class Execution:
         if self._alone:
             training, found = self.keeper.resume(begin)
         else:  # several processes keep no checkpoints: each would have to go on from the same one
-            self.keeper.refuse_beginning(device, unused[0][1])
             training, found = begin(None), None
+            self.keeper.refuse_beginning(training)
         origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
         if found is not None:
             first = read_json(self.record.folder / "provenance.json")

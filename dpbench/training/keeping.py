@@ -48,17 +48,19 @@ class Keeper:
     this machine.
     """
 
-    def __init__(self, config: RunConfig, record: RunRecord, say: Callable[[str], object]) -> None:
+    def __init__(self, config: RunConfig, record: RunRecord, say: Callable[[str], object], processes: int) -> None:
         """Set up.
 
         Args:
             config: of the run.
             record: of the run.
             say: told in one line of what could not be written or read.
+            processes: that train the run.
         """
         self._config = config
         self._record = record
         self._say = say
+        self._processes = processes
         self._secure = config.privacy.secure_noise
         self._warned = False
 
@@ -132,34 +134,33 @@ class Keeper:
                 self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
                 training = begin(None)
                 continue
-            self._refuse_otherwise(training.parts.step.gradients.flat.vector.device, step)
+            self._refuse_otherwise(training, step)
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
-        self.refuse_beginning(training.parts.step.gradients.flat.vector.device, training.ledger)
+        self.refuse_beginning(training)
         return training, None
 
-    def refuse_beginning(self, device: torch.device, ledger: Ledger) -> None:
+    def refuse_beginning(self, training: Training) -> None:
         """See resume.py: a run whose metrics were seen begins again only if it makes the same releases.
 
         Args:
-            device: where it would begin.
-            ledger: of the run that would begin, for its noise multiplier.
+            training: the run that would begin; it takes over the micro-batch of the first attempt if it may.
 
         Raises:
             UserError: it would make others.
         """
         if self._config.force:
             return
-        seen = self._refuse_otherwise(device, 0)
-        first, own = seen.noise_multiplier, _first_multiplier(ledger)
+        seen = self._refuse_otherwise(training, 0)
+        first, own = seen.noise_multiplier, _first_multiplier(training.ledger)
         if seen.step and first is not None and not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
             raise self._other_noise(first, own)
 
-    def _refuse_otherwise(self, device: torch.device, step: int) -> Published:
+    def _refuse_otherwise(self, training: Training, step: int) -> Published:
         """See resume.py: steps behind which something was seen are taken again only if they are the same releases.
 
         Args:
-            device: where the run would go on.
+            training: the run that would go on; it takes over the micro-batch of the first attempt if it may.
             step: after which it would.
 
         Returns:
@@ -180,7 +181,7 @@ class Keeper:
                 value=True,
             )
         # Seeded generators draw otherwise on another kind of device.
-        if seen.device not in (None, kind_of(describe(device))):
+        if seen.device not in (None, kind_of(describe(training.parts.step.gradients.flat.vector.device))):
             raise UserError(
                 f"a run on {seen.device} has published metrics of step {seen.step:.0f}; here the steps after step "
                 f"{step} would draw other batches and noise, beyond the run's eps: go on there, take another seed, or "
@@ -195,6 +196,25 @@ class Keeper:
                 "take another seed, or force=true where nothing of that was seen",
                 field="seed",
                 value=self._config.seed,
+            )
+        # What augmentation and dropout draw for a sample hangs on which others are computed with it, and where.
+        parts = training.parts
+        if self._config.micro_batch is None:
+            parts.micro_batch = seen.micro_batch or parts.micro_batch
+        if seen.micro_batch not in (None, parts.micro_batch):
+            raise UserError(
+                f"metrics of step {seen.step:.0f} are published, computed {seen.micro_batch} samples at a time; with "
+                f"others at a time the steps after step {step} would be other releases with the same noise, beyond the "
+                "run's eps: leave it out, take another seed, or force=true where nothing of that was seen",
+                field="micro_batch",
+                value=self._config.micro_batch,
+            )
+        if seen.processes not in (None, self._processes):
+            raise UserError(
+                f"metrics of step {seen.step:.0f} are published, computed by {_processes(seen.processes)}; by "
+                f"{_processes(self._processes)} the steps after step {step} would be other releases with the same "
+                "noise, beyond the run's eps: start as many, take another seed, or force=true where nothing of that "
+                "was seen"
             )
         return seen
 
@@ -232,9 +252,10 @@ class Keeper:
     def publish(self, step: int, training: Training) -> None:
         """Note that metrics of a step of a run are about to be seen."""
         if self._config.force or Published.read(self._record.folder).step < step:
-            device = describe(training.parts.step.gradients.flat.vector.device)
-            own = Published(step, kind_of(device), SEEDED_NOISE, _first_multiplier(training.ledger))
-            self._record.publish(own)
+            device = kind_of(describe(training.parts.step.gradients.flat.vector.device))
+            first = _first_multiplier(training.ledger)
+            micro_batch = training.parts.micro_batch
+            self._record.publish(Published(step, device, SEEDED_NOISE, first, micro_batch, self._processes))
 
     def remove(self, *, finished: bool) -> None:
         """Remove all checkpoints of a run that has ended, and of one that tells itself what was seen of it the note.
@@ -247,6 +268,10 @@ class Keeper:
         Checkpoints(self._record.working).remove()
         if finished and not self._secure:
             forget(self._record.folder)
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"
 
 
 def _first_multiplier(ledger: Ledger) -> float:
