@@ -135,7 +135,7 @@ class PSAClip(Clip):
     ‖v‖ = sqrt(r) - r, and about C/‖v‖ for a long one.
 
     Attributes:
-        regulariser: r, in (0, 1]; 0.1 at most in the paper.
+        regulariser: r, from 1e-6 to 1; 0.1 at most in the paper.
     """
 
     regulariser: float = 0.1
@@ -143,7 +143,7 @@ class PSAClip(Clip):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 < self.regulariser <= 1, "clip.regulariser", self.regulariser, "a number in (0, 1]")
+        require(1e-6 <= self.regulariser <= 1, "clip.regulariser", self.regulariser, "a number from 1e-6 to 1")
 
     @override
     def _factors(self, norms: Tensor, bound: float) -> Tensor:

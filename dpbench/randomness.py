@@ -1,7 +1,7 @@
 """Named random streams, each with a seed of its own, so that one more draw in one shifts no other.
 
-Sampling and noise also depend on what the run is: two runs that shared noise would cancel it between them, and the
-eps of several runs adds up only where their noise is independent.
+Sampling, noise, augmentation and what a model draws, such as dropout, also depend on what the run is: two runs that
+shared noise would cancel it between them, and the eps of several runs adds up only where their draws are independent.
 """
 
 from __future__ import annotations

@@ -127,6 +127,9 @@ class PrivateStep:
     def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
         """What is asked of the gradients: Σ_i clip(G_i)."""
         points = self.query.points(self.gradients.flat.vector)
+        if len(points) > self.query.most_points:
+            message = f"expected at most the {self.query.most_points} points that it promised, not {len(points)}"
+            raise UserError(f"{message} at step {self.steps}", field="query", value=type(self.query).__name__)
         factors = partial(self.clip.factors, threshold=threshold)
         apart, feeds_back = self.query.clipped_apart, self.clip.feeds_back
         return Request(self.gradients, points, batch, factors, apart=apart, remainder=feeds_back)

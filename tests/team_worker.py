@@ -24,7 +24,7 @@ from cli import SMALL
 from helpers import composed
 
 from dpbench import run
-from dpbench.config import RunConfig
+from dpbench.config import RunConfig, config_hash
 from dpbench.data import Split, Splits
 from dpbench.filters import Identity
 from dpbench.gradients import PerSampleGradients
@@ -121,7 +121,7 @@ def trained(case: Case, team: Team) -> dict[str, Any]:
                 on_step=lambda step: found["thresholds"].append(parts.step.threshold.value(step)),
                 on_evaluation=lambda metrics: found["metrics"].append(metrics.as_dict()),
             )
-            with global_stream(config.seed, "model", team.stream("")):
+            with global_stream(config.seed, "model", team.stream(config_hash(config))):
                 found["draw"] = float(torch.rand(()))
                 if isinstance(team, TorchTeam):
                     together([steps], team.clipped_sums)

@@ -33,7 +33,7 @@ def test_auto_v_normalises_exactly():
     torch.testing.assert_close(clip.factors(norms, 0.5) * norms, torch.full((1, 3), 0.5))
 
 
-@pytest.mark.parametrize("r", [0.0, 1.5])
+@pytest.mark.parametrize("r", [0.0, 1e-7, 1.5])
 def test_psac_refuses_regularisers_out_of_range(r):
     with pytest.raises(UserError, match=r"clip\.regulariser"):
         PSAClip(regulariser=r)

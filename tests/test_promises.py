@@ -52,6 +52,19 @@ class Weighted(OnePoint):
 
 
 @dataclass
+class Apart(Weighted):
+    count: int = 2
+    clipped_apart = True
+
+    @property
+    def most_points(self):
+        return 2
+
+    def points(self, iterate):
+        return self.count * super().points(iterate)
+
+
+@dataclass
 class Scaled(Noise):
     wrong: str = "1.0"
 
@@ -90,6 +103,13 @@ class Falling(Threshold):
         ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
         ("query", "Weighted", "query.weight=2", None),
         ("query", "Weighted", "query.weight=0", "not 0"),
+        ("query", "Apart", "query.weight=2", None),
+        (
+            "query",
+            "Apart",
+            "query.weight=1.9",
+            "its 2 points add up to as many clipped vectors, more than its",
+        ),
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
@@ -111,6 +131,16 @@ def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group
         assert expected in outcome.error()
         without_noise = run(tmp_path / "results", *line, "eps=inf", settings=FAST)
         assert without_noise.code == (2 if "shape" in expected or "lacks" in expected else 0)
+
+
+def test_a_query_that_takes_more_points_than_it_promised_stops_the_run(tmp_path):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", "promises.Apart", group="query")
+    line = ["-cd", str(tmp_path), "query=own", "query.weight=2"]
+    assert run(tmp_path / "results", *line, settings=FAST).code == 0
+    outcome = run(tmp_path / "results", *line, "query.count=3", settings=FAST)
+    assert outcome.code == 1
+    assert "query=Apart: expected at most the 2 points that it promised, not 3 at step 0" in outcome.error()
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,22 @@ def test_seeds_share_neither_models_nor_noise_nor_ledgers(tmp_path, monkeypatch)
     assert len({id(parts.step.ledger) for parts in seen}) == 3
 
 
+def test_what_a_model_draws_differs_between_runs_of_one_seed(tmp_path, monkeypatch):
+    """Two runs are released, and eps of both adds up only where their masks are independent, too."""
+    original, seen = execute._carry_out, []
+
+    def watched(execution, *others):
+        seen.append((execution.config.eps, torch.initial_seed()))
+        original(execution, *others)
+
+    monkeypatch.setattr(execute, "_carry_out", watched)
+    assert run(tmp_path, "eps=4,8", "-m").code == 0
+    assert run(tmp_path, "eps=4", "force=true").code == 0
+    (one, first), (two, second), (again, third) = seen
+    assert (one, two, again) == (4, 8, 4)
+    assert first == third != second
+
+
 def test_global_generators_are_left_as_they_were(tmp_path):
     before = torch.get_rng_state()
     assert run(tmp_path, *FUSED).code == 0

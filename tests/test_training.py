@@ -63,6 +63,13 @@ def test_variants_of_the_engine_learn_digits(overrides):
     assert metrics[-1].test_accuracy > (0.4 if "epochs=3" in overrides else 0.75)
 
 
+def test_mixtures_with_large_weights_are_no_wrong_gradients_in_half_precision():
+    """c = 90: what bfloat16 rounds is in proportion to the two gradients, not to their small difference."""
+    weights = ("algo.kappa=0.1", "algo.gamma=0.1", "precision=bfloat16")
+    metrics, _ = trained("algo=disk", *weights, "eps=8", "privacy.accountant=rdp", "epochs=12")
+    assert math.isfinite(metrics[-1].test_loss)
+
+
 def test_memory_layout_changes_a_run_by_no_more_than_rounding():
     settings = ["model=wrn_16_4", "model.width=1", "model.depth=10", "batch_size=64", "epochs=0.1"]
     _, plain = trained(*settings)

@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 from dpbench.config import config_hash
 from dpbench.config.identity import identity
 from dpbench.errors import UserError
+from dpbench.privacy import search
 from dpbench.privacy.accountants import event
 from dpbench.privacy.tuning import (
     PoissonRuns,
@@ -272,6 +273,16 @@ def test_the_eps_of_a_run_in_a_search_is_that_of_the_search(overrides):
     assert found.search == (8.0, pytest.approx(3, rel=1e-3))
     assert found.eps < 2.5  # of the run alone
     assert found.noise_multiplier > budget(composed(*overrides, "dataset=digits", "eps=3")).noise_multiplier
+
+
+def test_a_search_does_not_believe_a_multiplier_that_spends_more(monkeypatch):
+    """One that was kept by a version whose arithmetic is another."""
+    config = composed("dataset=digits", "eps=3", "privacy.search_runs=7")
+    found = budget(config)
+    monkeypatch.setattr(search, "calibrated_search", lambda *_: found.noise_multiplier / 2)
+    again = budget(config)
+    assert again.noise_multiplier == pytest.approx(found.noise_multiplier, rel=1e-3)
+    assert again.search == (7.0, pytest.approx(3, rel=1e-3))
 
 
 def test_a_multiplier_that_is_enough_for_a_run_but_not_for_its_search_is_refused():

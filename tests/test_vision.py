@@ -179,7 +179,7 @@ def test_mixtures_of_two_iterates_are_clipped_exactly(pair, narrow_libraries):
         vector = parts.step.gradients.flat.vector
         points = parts.step.query.points(vector)
         mixture = sum(p.weight * plain_gradients(parts.model, p.iterate, x, y)[1] for p in points)
-        parts.step.query = SimpleNamespace(points=lambda _: points, clipped_apart=False)
+        parts.step.query = SimpleNamespace(points=lambda _: points, most_points=2, clipped_apart=False)
         got, *_ = parts.step.request([(x, y)], CLIPPED_AT).alone()
     assert len(points) == 2
     want = (mixture * (CLIPPED_AT / mixture.norm(dim=1)).clamp(max=1).unsqueeze(1)).sum(0)

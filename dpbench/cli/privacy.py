@@ -223,4 +223,4 @@ def _stopping(config: RunConfig, grid: int) -> float:
 
 
 def _selected(config: RunConfig, runs: TruncatedNegativeBinomial | PoissonRuns) -> float:
-    return calibrate_search(config.release_plan(), config.eps, config.delta_value, runs)
+    return calibrate_search(config.release_plan(), config.eps, config.delta_value, runs)[0]

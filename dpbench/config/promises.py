@@ -15,6 +15,7 @@ from torch import Tensor
 from dpbench.clip import Clip
 from dpbench.errors import UserError
 from dpbench.noise import Noise
+from dpbench.query import Query
 from dpbench.stage import is_own
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def check(config: RunConfig) -> None:
         return
     if is_own(type(config.query)):
         _sensitivity("query", config.query, config.query.sensitivity, "")
+        _apart(config.query)
     if is_own(type(config.clip)):
         for threshold in THRESHOLDS:
             _bound(config.clip, threshold)
@@ -46,6 +48,16 @@ def _sensitivity(group: str, stage: object, promised: float, where: str) -> None
     if not 0 < promised < math.inf:
         message = f"expected a finite sensitivity > 0, for noise is made in proportion to it, not {promised:g}{where}"
         raise UserError(message, field=group, value=type(stage).__name__)
+
+
+def _apart(query: Query) -> None:
+    """Of points that are clipped one by one, each may contribute a whole clipped vector."""
+    if query.clipped_apart and query.sensitivity < query.most_points:
+        message = (
+            f"clipped one by one, its {query.most_points} points add up to as many clipped vectors, more than its "
+            f"sensitivity of {query.sensitivity:g}, on which eps rests"
+        )
+        raise UserError(message, field="query", value=type(query).__name__)
 
 
 def _bound(clip: Clip, threshold: float) -> None:

@@ -188,7 +188,7 @@ def _problem_near(
     level = LEVELS[seed % len(LEVELS)]
     # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
     elsewhere = [Point(weight, moved(iterate, seed)) for weight, iterate in points]
-    want = torch.zeros_like(flat.vector)
+    want, of_parts = torch.zeros_like(flat.vector), torch.zeros_like(flat.vector[0])
     with buffers_kept(engine.model), without_fast_paths():
         for weight, iterate in elsewhere:
             with flat.at(iterate), torch.enable_grad(), held_still(level), engine.autocast():
@@ -196,7 +196,9 @@ def _problem_near(
                 parts = torch.autograd.grad(
                     (losses * factors).sum(), flat.parameters, allow_unused=True, materialize_grads=True
                 )
-                want.add_(torch.cat([part.flatten() for part in parts]), alpha=float(weight))
+                gradient = torch.cat([part.flatten() for part in parts])
+                want.add_(gradient, alpha=float(weight))
+                of_parts += abs(float(weight)) * gradient.norm()
         if not bool(want.isfinite().all()):
             good = losses.isfinite()
             if bool(good.all()) or not bool(good.any()):
@@ -216,4 +218,4 @@ def _problem_near(
             if out_of_memory(error):
                 raise
             return f"{type(error).__name__}: {error}"
-    return deviation_of_sums(flat, have, want, half=engine.in_half)
+    return deviation_of_sums(flat, have, want, of_parts=of_parts if engine.in_half else None)

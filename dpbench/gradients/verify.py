@@ -73,17 +73,18 @@ def deviation(flat: FlatParameters, tape: Tape, references: Iterable[Tensor], se
     return None
 
 
-def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, half: bool) -> str | None:
+def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, of_parts: Tensor | None) -> str | None:
     """What of a sum over a batch, shape (d,), deviates from autograd's, or None.
 
     Args:
         flat: the parameters.
         have: the sum.
         want: what autograd gives.
-        half: both were computed in bfloat16.
+        of_parts: where both were computed in bfloat16 the norms of the parts that `want` is the sum of, added up: what
+            is rounded is in proportion to them, however small the sum is. Else None.
     """
-    of_own, of_all = TOLERANCE_IN_HALF if half else TOLERANCE[flat.vector.dtype]
-    whole = want.norm()
+    of_own, of_all = TOLERANCE[flat.vector.dtype] if of_parts is None else TOLERANCE_IN_HALF
+    whole = want.norm() if of_parts is None else of_parts
     for name, one, other in zip(flat.names, flat.views(have), flat.views(want), strict=True):
         if not bool((one - other).norm() <= of_own * other.norm() + of_all * whole):
             return f"in a batch, gradients of {name!r} deviate from autograd's"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from dpbench.config import Job
+from dpbench.config import Job, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
 from dpbench.training.display import Display
@@ -61,7 +61,8 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
         if not execution.may_begin() or (number > 0 and not execution.prepare(splits)):
             continue
         config = execution.config
-        with Display(console, config.steps) as display, global_stream(config.seed, "model"):
+        stream = global_stream(config.seed, "model", config_hash(config))
+        with Display(console, config.steps) as display, stream:
             _carry_out(execution, display, Occasions(config.checkpoint, interruption))
         execution.give_up()
         interruption.raise_noted()
@@ -117,6 +118,6 @@ def _fused(ready: Sequence[Execution], console: Console, interruption: Interrupt
     console.print(f"  {len(ready)} seeds at once ({why})")
     occasions = Occasions(config.checkpoint, interruption)
     # These models draw nothing; what is set all the same is undone.
-    with Display(console, config.steps) as display, global_stream(config.seed, "model"):
+    with Display(console, config.steps) as display, global_stream(config.seed, "model", config_hash(config)):
         together([run.carry_out(display, occasions, seeds_at_once=len(ready)) for run in ready], fused.clipped_sums)
     return True

@@ -30,7 +30,7 @@ def search_cost(plan: Plan, delta: float, search: RandomRuns) -> TuningCost:
     return search.cost(renyi_curve(plan, delta), delta)
 
 
-def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> float:
+def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> tuple[float, float]:
     """The smallest noise multiplier z of each run, with which the search spends at most eps; cached on disk.
 
     Args:
@@ -39,11 +39,16 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
         delta: of the search, in (0, 1).
         search: how many runs, and how their number is drawn.
 
+    Returns:
+        z, and what the search spends with it.
+
     Raises:
         UserError: no multiplier reaches it, which is so where choosing alone costs more.
     """
-    if (known := calibrated_search(plan, eps, delta, search)) is not None:
-        return known
+    known = calibrated_search(plan, eps, delta, search)
+    # It may be by another version's arithmetic.
+    if known is not None and (total := search_cost(plan.scaled(known), delta, search).eps) <= eps:
+        return known, total
 
     def spent(multiplier: float, curve: Callable[[Plan, float], RenyiCurve]) -> float:
         return search.cost(curve(plan.scaled(max(multiplier, SMALLEST_MULTIPLIER)), delta), delta).eps
@@ -56,9 +61,9 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
     multiplier = 1.0
     for curve, step, tolerance in ((quick_curve, 0.5, 0.01), (renyi_curve, 0.02, TOLERANCE)):
         find = partial(spent, curve=curve)
-        multiplier, _ = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
+        multiplier, total = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
     cache.write("search", _key(plan, eps, delta, search), multiplier)
-    return multiplier
+    return multiplier, total
 
 
 def calibrated_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> float | None:

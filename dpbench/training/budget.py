@@ -114,9 +114,10 @@ def _searched(config: RunConfig, expected_runs: float, given: float | None) -> B
     """Of one run of a search: eps is what the search may spend, of which the run itself spends less."""
     plan, search, delta = config.release_plan(), search_of(expected_runs), config.delta_value
     start = time.perf_counter()
-    multiplier = calibrate_search(plan, config.eps, delta, search) if given is None else given
-    total = search_cost(plan.scaled(multiplier), delta, search).eps
-    if given is not None:
+    if given is None:
+        multiplier, total = calibrate_search(plan, config.eps, delta, search)
+    else:
+        multiplier, total = given, search_cost(plan.scaled(given), delta, search).eps
         _require_within(config, given, total, f"in a search with {expected_runs:g} runs expected")
     return Budget(
         multiplier, _spent(config, multiplier), search=(expected_runs, total), seconds=time.perf_counter() - start

@@ -109,7 +109,7 @@ def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path]) -> No
     team.gather(about(parts))
     steps = train(config, parts, splits, ledger, team=team, on_step=_nothing, on_evaluation=_nothing)
     # A run diverges in all processes alike.
-    with global_stream(config.seed, "model", team.stream("")), suppress(DivergedError):
+    with global_stream(config.seed, "model", team.stream(order.hash)), suppress(DivergedError):
         together([steps], team.clipped_sums)
 
 
