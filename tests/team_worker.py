@@ -368,7 +368,7 @@ class Crew(NamedTuple):
 
 
 CREWS = {
-    "one": Crew(1, EQUAL),
+    "one": Crew(1, EQUAL | {"augmented": APART["augmented"]}),
     "two": Crew(2, EQUAL | IN_PARTS | APART | FAILING | MUTANTS),
     "three": Crew(3, {name: EQUAL[name] for name in OF_THREE} | IN_PARTS),
     "stuck": Crew(2, {"stuck": Case((), stops_answering)}, patience=timedelta(seconds=5)),

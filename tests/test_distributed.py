@@ -115,7 +115,7 @@ def test_dropout_and_augmentation_differ_between_processes(found: Found) -> None
     first, second = (found[f"two-{rank}"]["augmented"] for rank in range(2))
     assert first["error"] is None
     assert first["draw"] != second["draw"]
-    assert first["draw"] == found["one-0"]["DP-SGD"]["draw"]
+    assert first["draw"] == found["one-0"]["augmented"]["draw"] != found["one-0"]["DP-SGD"]["draw"]
 
 
 # States in parts.

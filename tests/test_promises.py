@@ -116,7 +116,7 @@ class Falling(Threshold):
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
         ("noise", "Scaled", "noise.wrong=None", "not a NoneType at step 0"),
         ("noise", "Scaled", "noise.wrong='1/(step-4)'", "not -0.25 at step 0"),
-        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 51: ZeroDivisionError"),
+        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 64: ZeroDivisionError"),
     ],
 )
 def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
