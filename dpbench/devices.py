@@ -37,11 +37,6 @@ def describe(device: torch.device) -> str:
     return f"cpu, {torch.get_num_threads()} threads"
 
 
-def of_cpu(description: str) -> bool:
-    """Whether `describe` said this of a CPU, with whatever number of threads."""
-    return description.startswith("cpu, ")
-
-
 def total_memory(device: torch.device) -> int:
     """Bytes of memory that a device has."""
     if device.type == "cuda":

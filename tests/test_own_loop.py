@@ -26,9 +26,14 @@ def carried_out(program: str) -> dict:
 
 
 # As the page says of experiments, and of fewer steps.
-SEEDED = changed("SecureGaussian()", "SeededGaussian(torch.Generator().manual_seed(1))")
+SEEDED = changed("import torch\n", "import torch\nfrom dpbench.randomness import generator\n")
+for name, old, new in (
+    ("noise", "noise_source=SecureGaussian()", "noise_source=SeededGaussian"),
+    ("side", "side_source=SecureGaussian()", "side_source=SeededGaussian"),
+    ("sampling", 'SecureUniform(torch.device("cpu"))', "SeededUniform"),
+):
+    SEEDED = changed(old, f'{new}(generator(1, "{name}", torch.device("cpu"), "own"))', SEEDED)
 SEEDED = changed("import SecureGaussian", "import SeededGaussian", SEEDED)
-SEEDED = changed('SecureUniform(torch.device("cpu"))', "SeededUniform(torch.Generator().manual_seed(2))", SEEDED)
 SEEDED = changed("import SecureUniform", "import SeededUniform", SEEDED)
 SEEDED = changed("256, 200, 3.0", "256, 20, 3.0", SEEDED)
 
@@ -53,8 +58,10 @@ def test_a_release_beyond_the_plan_is_refused_before_it_is_made():
 
 
 def test_seeded_sources_repeat_it_bit_for_bit_and_secure_ones_do_not():
-    one, other = (carried_out(SEEDED)["flat"].vector for _ in range(2))
-    assert torch.equal(one, other)
+    one, other = (carried_out(SEEDED) for _ in range(2))
+    assert torch.equal(one["flat"].vector, other["flat"].vector)
+    drawn = [getattr(one["step"], source).fill(torch.empty(5)) for source in ("noise_source", "side_source")]
+    assert not torch.equal(*drawn)
     secure = changed("256, 200, 3.0", "256, 20, 3.0")
     assert not torch.equal(*(carried_out(secure)["flat"].vector for _ in range(2)))
 

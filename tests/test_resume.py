@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 import pickle
 import re
@@ -43,6 +44,7 @@ from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
 from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.step import PrivateStep
+from dpbench.tracking.published import Published
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
@@ -514,6 +516,12 @@ def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_pat
     assert note.startswith(f"micro_batch={chosen['micro_batch']}: " if chosen else "metrics of step 6")
     assert "by 2 processes; by one process" in note or chosen
     assert outcome(folder) == before
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", "null", '"6"', '{"step": 6}', '{"step": "six", "device": "cpu"}'])
+def test_a_note_that_can_not_be_read_speaks_of_all_steps(tmp_path, text):
+    (tmp_path / "0.published").write_text(text)
+    assert Published.read(tmp_path / "0") == Published(step=math.inf)
 
 
 def test_a_run_that_begins_again_has_the_micro_batch_that_was_seen(tmp_path):

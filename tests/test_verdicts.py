@@ -420,7 +420,7 @@ rows:
 columns:
   eps: {%s}
 values: not printed
-claims: ["{says: better, higher: {method: new}, lower: {method: old}, pairs: %d}"]
+claims: [{says: better, higher: {method: new}, lower: {method: old}, pairs: %d}]
 """
 
 
@@ -434,7 +434,7 @@ def test_chance_among_ties_decides_orders_no_more_often_than_a_pair(tmp_path, as
     path = tmp_path / "adp" / "ties.yaml"
     path.parent.mkdir()
     columns = ", ".join(f"{i}: eps={i}" for i in range(1, of + 1))
-    path.write_text((TIES % (columns, asked)).replace('"', ""))
+    path.write_text(TIES % (columns, asked))
     artefact = load_artefact(path)
     (order,) = artefact.claims
     assert isinstance(order, Order)

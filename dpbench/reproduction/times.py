@@ -18,8 +18,9 @@ from torch import nn
 from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
-from dpbench.devices import ROWS_ON_CPU, choose_device, describe, of_cpu
+from dpbench.devices import ROWS_ON_CPU, choose_device, describe
 from dpbench.reproduction.facts import Facts, kind_of
+from dpbench.tracking.published import device_kind
 from dpbench.tracking.reading import Recorded
 
 # A forward and a backward pass cost so many times what a forward pass does.
@@ -103,8 +104,7 @@ class Times:
         origin, steps = record.provenance, record.summary.get("steps")
         wall, size = float(origin.get("wall_seconds") or 0), settings.get("batch_size")
         device = str(origin.get("device"))
-        alike = device == self._name or (self._device.type == "cpu" and of_cpu(device))
-        if not alike or not wall > 0 or not steps or not isinstance(size, int):
+        if device_kind(device) != device_kind(self._name) or not wall > 0 or not steps or not isinstance(size, int):
             return
         try:
             kind = _recorded_kind(settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from dpbench.tracking.published import Published, kind_of
+from dpbench.tracking.published import Published, device_kind
 from dpbench.tracking.reading import Recorded, is_seed
 from dpbench.tracking.status import Status
 
@@ -64,7 +64,7 @@ def _shown_by(folder: Path) -> Published:
     last = record.metrics[-1]["step"] if record.metrics else end
     return Published(
         last,
-        device and kind_of(device),
+        device and device_kind(device),
         record.provenance.get("seeded_noise"),
         releases[0]["noise_multipliers"][0] if releases else None,
         record.provenance.get("micro_batch"),

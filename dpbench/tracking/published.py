@@ -18,7 +18,7 @@ class Published:
 
     Attributes:
         step: the last one whose metrics were seen; 0 where nothing was, inf where the note can't be read.
-        device: kind of device that drew batches and noise, as `kind_of` has it; None where that is not known.
+        device: kind of device that drew batches and noise, as `device_kind` has it; None where that is not known.
         noise: version of its seeded noise (privacy/gaussian.py); None where that is not known.
         noise_multiplier: of the first release; None where that is not known.
         micro_batch: samples that went through the model at a time; None where that is not known.
@@ -37,7 +37,8 @@ class Published:
         """The note beside a record."""
         try:
             content = json.loads(_note(record).read_text())
-            return cls(float(content.pop("step")), **content)
+            known = (content[name] for name in ("device", "noise", "noise_multiplier", "micro_batch", "processes"))
+            return cls(float(content["step"]), *known)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, LookupError, TypeError):
@@ -52,7 +53,7 @@ class Published:
         write_atomically(_note(record), json.dumps(asdict(self)) + "\n")
 
 
-def kind_of(device: str) -> str:
+def device_kind(device: str) -> str:
     """What `devices.describe` says of a device, without what no random number depends on."""
     return device.partition(",")[0]
 

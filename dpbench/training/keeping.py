@@ -17,7 +17,7 @@ from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.stage import State, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.tracking import RunRecord
-from dpbench.tracking.published import Published, forget, kind_of
+from dpbench.tracking.published import Published, device_kind, forget
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
@@ -181,7 +181,7 @@ class Keeper:
                 value=True,
             )
         # Seeded generators draw otherwise on another kind of device.
-        if seen.device not in (None, kind_of(describe(training.parts.step.gradients.flat.vector.device))):
+        if seen.device not in (None, device_kind(describe(training.parts.step.gradients.flat.vector.device))):
             raise UserError(
                 f"a run on {seen.device} has published metrics of step {seen.step:.0f}; here the steps after step "
                 f"{step} would draw other batches and noise, beyond the run's eps: go on there, take another seed, or "
@@ -252,7 +252,7 @@ class Keeper:
     def publish(self, step: int, training: Training) -> None:
         """Note that metrics of a step of a run are about to be seen."""
         if self._config.force or Published.read(self._record.folder).step < step:
-            device = kind_of(describe(training.parts.step.gradients.flat.vector.device))
+            device = device_kind(describe(training.parts.step.gradients.flat.vector.device))
             first = _first_multiplier(training.ledger)
             micro_batch = training.parts.micro_batch
             self._record.publish(Published(step, device, SEEDED_NOISE, first, micro_batch, self._processes))
