@@ -8,19 +8,22 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpbench.claims import Artefact, load_all, score
-from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
-from dpbench.config import RunConfig, compose_each, in_grammar
-from dpbench.console import make_console
-from dpbench.devices import choose_device
-from dpbench.files import require_writable
+from dpbench.cli.starting import starting
 from dpbench.garbage import uncollected
-from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
-from dpbench.reproduction.plan import Planner
-from dpbench.reproduction.queue import Left, carry_out
-from dpbench.reproduction.show import print_plan, reasons
-from dpbench.tracking import tracker_line
-from dpbench.wording import duration, number_of
+
+with starting(), uncollected():
+    from dpbench.claims import Artefact, load_all, score
+    from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
+    from dpbench.config import RunConfig, compose_each, in_grammar
+    from dpbench.console import make_console
+    from dpbench.devices import choose_device
+    from dpbench.files import require_writable
+    from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
+    from dpbench.reproduction.plan import Planner
+    from dpbench.reproduction.queue import Left, carry_out
+    from dpbench.reproduction.show import print_plan, reasons
+    from dpbench.tracking import tracker_line
+    from dpbench.wording import duration, number_of
 
 if TYPE_CHECKING:
     from dpbench.launch.launcher import Launcher

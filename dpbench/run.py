@@ -12,9 +12,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import NoReturn
 
+from dpbench.cli.starting import starting
 from dpbench.garbage import uncollected
 
-with uncollected():  # torch alone makes half a million objects that stay
+with starting(), uncollected():  # torch alone makes half a million objects that stay
     import hydra
     from hydra._internal.utils import get_args_parser
     from omegaconf import DictConfig
@@ -52,7 +53,8 @@ errors = make_console(stderr=True)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    register()
+    with starting():
+        register()
     words = sys.argv[1:] if arguments is None else arguments
     return run_command(_team, arguments, lambda: help_text(_folders(_flags([*words]))), GOES_ON)
 

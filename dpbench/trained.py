@@ -37,6 +37,8 @@ class Trained(NamedTuple):
         Raises:
             UserError: the samples are not such as the data set has.
         """
+        if len(samples) == 0:
+            raise UserError("has samples, of which none is given", field="dataset", value=self.dataset.name)
         return self.dataset.inputs(samples, self.root)
 
 
@@ -56,7 +58,9 @@ def load_trained(record: str | Path) -> Trained:
     try:
         settings = read_settings(folder / "config.yaml")
         if settings is None:
-            raise UserError(f"{folder}: no record of a run, which has a config.yaml")
+            seeds = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+            hint = f"; it has those of the seeds {', '.join(seeds)}, such as {folder / seeds[0]}" if seeds else ""
+            raise UserError(f"{folder}: no record of a run, which has a config.yaml{hint}")
         dataset = recorded_stage("dataset", settings["dataset"])
         stage = recorded_stage("model", settings["model"])
         root = Path(settings["data"]["root"])

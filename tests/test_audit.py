@@ -28,8 +28,8 @@ from mutants import (
 from scipy import stats
 from scipy.optimize import linprog
 
-from dpbench.audit import AuditSettings, audit
 from dpbench.audit.__main__ import main
+from dpbench.audit.attacks import audit
 from dpbench.audit.bounds import (
     mu_at_least,
     noticeable_factor,
@@ -40,7 +40,7 @@ from dpbench.audit.bounds import (
 from dpbench.audit.canaries import FAR, STEEPNESS, CanaryModel, canary_samples, strongest_centre
 from dpbench.audit.many_runs import attack_step, choose_threshold, count_errors
 from dpbench.audit.one_run import attack_run, right_guesses
-from dpbench.audit.settings import audited
+from dpbench.audit.settings import AuditSettings, audited
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from cli import CONF, SMALL, STEPS, Outcome, hash_of, only_record, read, records, run, snapshot, started, status
 from helpers import accept_made_up_files, composed
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from results_command import results, rows
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
@@ -43,7 +45,7 @@ BAD_INPUT = [
     ("query=two_point query.kappa=1.5", "query.kappa=1.5", "a number in (0, 1]"),
     ("model=mlp model.hidden=64", "model.hidden=64", "a list, such as [1]"),
     ("tracker=null", "tracker=null", "the name of one of its options"),
-    ("data.root=[x]", "data.root=[x]", "one text"),
+    ("tracker.project=[x]", "tracker.project=[x]", "one text"),
     ("results_dir=", "results_dir=''", "the name of a folder"),
     ("delta=2", "delta=2", "a number from 1e-9 to 0.1, or a rule"),
     ("delta=1e-10", "delta=1e-10", "a number from 1e-9 to 0.1, or a rule"),
@@ -442,6 +444,13 @@ def test_without_a_budget_the_run_says_whether_it_clips(tmp_path, clip, word):
     assert summary["clipped"] is (word == "on")
 
 
+@pytest.mark.parametrize("typed", ["keep_model=2", "force=0.5", "data.download=-1"])
+def test_a_number_is_no_flag(tmp_path, typed):
+    outcome = run(tmp_path, typed)
+    assert outcome.code == 2
+    assert outcome.error() == f"{typed}: expected true or false"
+
+
 # A user's own options.
 
 
@@ -465,6 +474,30 @@ def test_an_algorithm_of_the_users_own_runs_beside_the_others(tmp_path, monkeypa
     assert (outcome.code, outcome.err) == (0, "")
     found = {read(record, "summary.json")["algorithm"]: record.parent.name for record in records(tmp_path)}
     assert found == expected
+
+
+def test_an_option_with_the_name_of_a_built_in_one_is_refused(tmp_path):
+    """Hydra would take the built-in one, and say nothing."""
+    (tmp_path / "mine" / "algo").mkdir(parents=True)
+    file = tmp_path / "mine" / "algo" / "disk.yaml"
+    file.write_text("# @package _global_\ndefaults:\n  - /algo/dpsgd@_global_\n")
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path / "mine"), "algo=disk")
+    assert outcome.code == 2
+    assert outcome.error() == f"{file}: algo=disk is an option of dpbench itself; give the file another name"
+
+
+# Paths have any signs, and a home.
+
+
+def test_a_folder_is_typed_as_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    typed = Path("~/a, b (c)=d")
+    assert run(typed, "eps=inf", "seed=0,1", "data.root=~/x{y", "-m").code == 0
+    made = records(tmp_path / "a, b (c)=d")
+    roots = [yaml.safe_load((record / "config.yaml").read_text())["data"]["root"] for record in made]
+    assert roots == [str(tmp_path / "x{y")] * 2
+    listed = results(typed, "list")
+    assert (listed.code, len(rows(listed))) == (0, 2)
 
 
 # A rule for delta needs no quotes.

@@ -10,9 +10,9 @@ from helpers import assembled, composed
 from results_command import results
 from torch import nn
 
-from dpbench.audit import AuditSettings
 from dpbench.audit.canaries import canary_samples, with_canaries
 from dpbench.audit.one_run import attack_run
+from dpbench.audit.settings import AuditSettings
 from dpbench.audit.tap import Tap
 from dpbench.clip import ThresholdClip
 from dpbench.error_feedback import ErrorFeedbackClip

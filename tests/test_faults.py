@@ -26,10 +26,12 @@ import yaml
 from cli import ROOT, SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, snapshot, status
 from rich.console import Console
 from torch import nn
+from wandb_log import OfflineRun
 
 from dpbench import clip as clips
 from dpbench import run as command
 from dpbench.config import Job, compose_jobs
+from dpbench.config.schema import TrackerSettings
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.launch.execute import execute
@@ -659,6 +661,29 @@ def test_where_going_online_fails_once_all_runs_of_the_process_are_recorded_here
     assert line.startswith("W&B can't go online (Timed out); this run and those after it are recorded in")
 
 
+def test_a_server_that_vanishes_costs_no_run_that_is_under_way(tmp_path, monkeypatch, service):
+    """Recording the next run here would end those that are under way on W&B."""
+    settings, said, ended = TrackerSettings(mode="online"), [], []
+    remotes = [Remote(), wandb.errors.CommError("gone")]
+
+    def init(mode: str, **_: Any) -> Remote:
+        assert mode == "online"
+        remote = remotes.pop(0)
+        if isinstance(remote, Exception):
+            raise remote
+        return remote
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: ended.append(True))
+    first, _ = [
+        tracking.open_tracker(settings, tmp_path, name="run", config={}, tags=(), say=said.append) for _ in range(2)
+    ]
+    first.log({"test_loss": 1.0}, 1)
+    first.finish({}, succeeded=True)
+    assert said == ["W&B failed to start (CommError: gone); the run goes on without it"]
+    assert not ended
+
+
 def test_waiting_for_w_and_b_ends_also_where_it_would_wait_for_ever(monkeypatch, tmp_path, service):
     given = []
 
@@ -675,7 +700,7 @@ def test_waiting_for_w_and_b_ends_also_where_it_would_wait_for_ever(monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", [False, None], ids=["silent", "closed"])
-def test_a_server_that_is_not_there_costs_no_run(tmp_path, answers):
+def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_path, answers):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if answers is False:
@@ -690,11 +715,26 @@ def test_a_server_that_is_not_there_costs_no_run(tmp_path, answers):
             "WANDB_API_KEY": 40 * "0",
             "WANDB_INIT_TIMEOUT": "2",
         }
-        line = [sys.executable, "-m", "dpbench.run", f"results_dir={tmp_path}", *SMALL, "eps=inf", *ONLINE]
+        line = [
+            sys.executable,
+            "-m",
+            "dpbench.run",
+            f"results_dir={tmp_path}",
+            *SMALL,
+            "eps=inf",
+            *ONLINE,
+            "seeds=2",
+            "-m",
+        ]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
-    assert done.stdout.count("W&B can't go online") == 1
-    assert status(only_record(tmp_path)) == "finished"
+    (said,) = [line for line in done.stdout.splitlines() if "W&B" in line and not line.startswith("W&B: online")]
+    assert "W&B can't go online" in said
+    assert [status(record) for record in records(tmp_path)] == ["finished"] * 2
+    runs = [OfflineRun(path) for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
+    written = [run for run in runs if run.run.job_type == "train"]
+    assert [[line["step"] for line in run.history] for run in written] == [list(range(1, STEPS + 1))] * 2
+    assert [run.exit_code for run in written] == [0, 0]
 
 
 # Clocks that jump.

@@ -142,6 +142,24 @@ def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str
     return process.returncode, err
 
 
+@pytest.mark.parametrize("module", ["run", "reproduce", "audit", "privacy"])
+def test_an_interruption_while_libraries_are_imported_is_a_line(tmp_path, module):
+    (tmp_path / "hydra.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"dpbench.{module}", f"results_dir={tmp_path / 'results'}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    assert ended(process, signal.SIGINT) == (130, "\ninterrupted; nothing was begun\n")
+    assert not (tmp_path / "results").exists()
+
+
 def finished(results: Path, *arguments: str) -> Path:
     done = run(results, *arguments, settings=LONGER)
     assert done.code == 0

@@ -84,6 +84,14 @@ def test_texts_are_classified_as_the_record_says(texts):
     assert share(logits, labels) == pytest.approx(recorded(record), abs=1e-9)
     # One text without a pair, too, with no column for what is not there.
     assert as_documented(record, ["word"]).shape == (1, 2)
+    trained = load_trained(record)
+    for wrong in ("word", ["word", ("two", "words")], [("a", "b", "c")]):
+        with pytest.raises(UserError, match="dataset=mine: has a list of texts, or of pairs of texts"):
+            trained.inputs(wrong)
+    with pytest.raises(UserError, match="dataset=mine: has samples, of which none is given"):
+        trained.inputs([])
+    with pytest.raises(UserError, match=rf"no record of a run, .*; it has those of the seeds 0, such as {record}$"):
+        load_trained(record.parent)
 
 
 def test_rows_are_taken_as_they_are(tmp_path):

@@ -19,6 +19,7 @@ from wandb_log import OfflineRun, offline_runs
 
 from dpbench.config.schema import TrackerSettings
 from dpbench.tracking import tracker_line
+from dpbench.tracking import wandb as tracking
 from dpbench.tracking.wandb import METRICS
 
 SETTINGS = tuple(setting for setting in SMALL if setting != "tracker=disabled")
@@ -422,3 +423,27 @@ def test_a_mode_that_sends_nothing_is_refused(recorded, mode):
 def test_sending_offline_reaches_for_no_network(network, recorded):
     assert len(sent(results(recorded, "export", "to=wandb", "mode=offline"))) == 2
     assert network.attempts == []
+
+
+def test_where_the_server_does_not_answer_runs_are_recorded_here_under_their_ids(tmp_path, monkeypatch, network):
+    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+    settings, said = TrackerSettings(mode="online"), []
+    trackers = [
+        tracking.open_tracker(
+            settings, tmp_path, name=name, config={}, tags=(), say=said.append, logged=[{"step": 1.0}]
+        )
+        for name in ("a", "b")
+    ]
+    for tracker in trackers:
+        tracker.log({"step": 2.0}, 2)
+        tracker.finish({"steps": 2}, succeeded=True)
+    network.attempts.clear()
+    (line,) = said
+    assert line.startswith("W&B can't go online (")
+    runs = [OfflineRun(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))]
+    assert {run.run.run_id: run.run.display_name for run in runs} == {
+        tracker.id: name for tracker, name in zip(trackers, ("a", "b"), strict=True)
+    }
+    assert [[line["_step"] for line in run.history] for run in runs] == [[1, 2]] * 2
+    assert [run.exit_code for run in runs] == [0, 0]

@@ -9,17 +9,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dpbench.audit.attacks import audit
-from dpbench.audit.page import print_audit
-from dpbench.audit.result import Audit, Finding
-from dpbench.audit.settings import AuditSettings, audit_hash, compose
-from dpbench.cli.command import OverridesParser, run_command
-from dpbench.config import Job, config_hash, quoted, resolved
-from dpbench.console import make_console
-from dpbench.devices import choose_device, prepare_device
-from dpbench.errors import UserError
-from dpbench.files import jsonable, require_writable, write_atomically
-from dpbench.tracking.provenance import provenance
+from dpbench.cli.starting import starting
+from dpbench.garbage import uncollected
+
+with starting(), uncollected():
+    from dpbench.audit.attacks import audit
+    from dpbench.audit.page import print_audit
+    from dpbench.audit.result import Audit, Finding
+    from dpbench.audit.settings import AuditSettings, audit_hash, compose
+    from dpbench.cli.command import OverridesParser, run_command
+    from dpbench.config import Job, config_hash, quoted, resolved
+    from dpbench.console import make_console
+    from dpbench.devices import choose_device, prepare_device
+    from dpbench.errors import UserError
+    from dpbench.files import jsonable, require_writable, write_atomically
+    from dpbench.tracking.provenance import provenance
 
 CONSISTENT, VIOLATED, FAILED = 0, 1, 3
 

@@ -20,19 +20,27 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.config.files import conf_folder, is_unreadable, loader_of, require_readable
+from dpbench.config.files import (
+    conf_folder,
+    is_unreadable,
+    loader_of,
+    require_names_of_their_own,
+    require_readable,
+)
 from dpbench.config.identity import name_of
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.schema import RunConfig, register
 from dpbench.config.unread import refuse_unread, unread
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 
 # Of a sweep.
 MOST_JOBS = 100_000
 
 # A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
 REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
+# Settings that may have any sign.
+PATHS = ("results_dir", "data.root")
 
 
 @dataclass(frozen=True)
@@ -117,11 +125,15 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
 
 
 def quoted(override: str) -> str:
-    """Put quotes around a rule for delta, whose ^ Hydra's grammar does not take."""
+    """Put quotes around what Hydra's grammar does not take: the ^ of a rule for delta, and any sign in a path."""
     key, _, value = override.partition("=")
-    if key != "delta" or "^" not in value or value.startswith(("'", '"')):
+    if not value or value == "null" or value.startswith(("'", '"')):
         return override
-    return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
+    if key in PATHS:
+        return f"{key}={in_grammar(value)}"
+    if key == "delta" and "^" in value:
+        return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
+    return override
 
 
 def in_grammar(value: str) -> str:
@@ -136,12 +148,13 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
     Args:
         overrides: Hydra overrides as typed.
         multirun: whether several values of a key make a sweep.
-        config_dirs: further folders searched for options, before the project's own.
+        config_dirs: further folders searched for options, whose names the project's own have not.
 
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
     register()
+    require_names_of_their_own(config_dirs)
     find_own_stages(config_dirs)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
@@ -244,7 +257,9 @@ class _Composer:
         composed = deepcopy(shared)
         try:
             for override in (self._parse(line) for line in overrides if line not in options):
-                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+                key, value = override.key_or_group, override.value()
+                OmegaConf.update(composed, key, value, merge=True)
+                _require_flag(OmegaConf.select(composed, key), key, value)
         except OmegaConfBaseException:
             return self._whole(overrides)  # whose error says which override is meant
         return composed, choices
@@ -264,6 +279,12 @@ class _Composer:
         del composed["hydra"]
         OmegaConf.set_struct(composed, True)
         return composed, choices
+
+
+def _require_flag(became: object, key: str, value: object) -> None:
+    """OmegaConf takes every number but 0 for true."""
+    if isinstance(became, bool) and not isinstance(value, (bool, str)):
+        require(value in (0, 1), key, value, "true or false")
 
 
 def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:

@@ -24,7 +24,7 @@ def conf_folder() -> Path:
 
 
 def loader_of(config_dirs: Sequence[Path]) -> ConfigLoaderImpl:
-    """Hydra's loader of the project's options and, before them, of those in further folders."""
+    """Hydra's loader of the project's options and of those in further folders."""
     path = create_config_search_path(str(conf_folder()))
     for folder in config_dirs:
         path.prepend("command-line", f"file://{folder}")
@@ -36,6 +36,16 @@ def options(folder: Path) -> Iterator[Path]:
     for file in sorted(folder.glob("*/**/*.yaml")):
         if file.relative_to(folder).parts[0] != "paper":
             yield file
+
+
+def require_names_of_their_own(folders: Sequence[Path]) -> None:
+    """Raise `UserError` about the first option in these folders that has the name of one of the project's."""
+    for folder in folders:
+        for file in options(folder):
+            name = file.relative_to(folder)
+            if (conf_folder() / name).exists():
+                option = f"{name.parent.as_posix()}={name.stem}"
+                raise UserError(f"{file}: {option} is an option of dpbench itself; give the file another name")
 
 
 def purpose(option: Path) -> str:

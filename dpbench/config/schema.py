@@ -7,6 +7,7 @@ import re
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
+from os.path import expanduser
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -61,6 +62,9 @@ class DataFiles:
 
     root: str = MISSING
     download: bool = False
+
+    def __post_init__(self) -> None:
+        self.root = expanduser(self.root)
 
 
 @dataclass
@@ -192,6 +196,7 @@ class RunConfig:
         require(micro is None or micro > 0, "micro_batch", micro, "a whole number > 0, or null")
         require(self.precision in PRECISIONS, "precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         require(bool(self.results_dir), "results_dir", "''", "the name of a folder")
+        self.results_dir = expanduser(self.results_dir)
         kept = self.record_coordinates
         require(kept >= 0, "record_coordinates", kept, "a whole number >= 0")
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")

@@ -50,10 +50,10 @@ def _main(words: list[str]) -> int:
     command = names.pop(0) if names and names[0] in COMMANDS else "list"
     for name in names:
         require(name in SOURCES, "name", name, f"one of {', '.join(SOURCES)}, after {' or '.join(COMMANDS)}")
-    console = make_console()
+    console, folder = make_console(), Path(root).expanduser()
     if command == "list":
-        return _list(names or list(SOURCES), Path(root), console)
-    return _check(names, Path(root), console)
+        return _list(names or list(SOURCES), folder, console)
+    return _check(names, folder, console)
 
 
 def _list(names: list[str], root: Path, console: Console) -> int:

@@ -100,6 +100,9 @@ class TextDataset(Dataset):
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
         """Ids (B, T) of texts, or of pairs of texts; of a language model those that it is to go on from."""
+        of_one = {1 if isinstance(sample, str) else len(sample) for sample in samples}
+        if isinstance(samples, str) or len(of_one) > 1 or not of_one <= {1, 2}:
+            raise UserError("has a list of texts, or of pairs of texts", field="dataset", value=self.name)
         tokenizer = open_tokenizer(self.tokenizer, root, download=False)
         if self.generates:
             ids = prompts(list(samples), tokenizer)

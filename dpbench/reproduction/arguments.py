@@ -112,8 +112,8 @@ def parse(typed: Sequence[str]) -> Arguments:
         launcher=launcher,
         launcher_settings=of_launcher,
         smoke=_flag(given, "smoke"),
-        results_dir=Path(_folder(given.get("results_dir", "results"), "results_dir")),
-        claims=Path(_folder(given.get("claims", str(conf_folder() / "paper")), "claims")),
+        results_dir=_folder(given.get("results_dir", "results"), "results_dir"),
+        claims=_folder(given.get("claims", str(conf_folder() / "paper")), "claims"),
         passed_on=tuple(f"{key}={value}" for key, value in given.items() if _passed_on(key)),
     )
 
@@ -146,6 +146,6 @@ def _flag(given: dict[str, str], key: str) -> bool:
     return value == "true"
 
 
-def _folder(value: str, field: str) -> str:
+def _folder(value: str, field: str) -> Path:
     require(bool(value), field, "''", "the name of a folder")
-    return value
+    return Path(value).expanduser()

@@ -114,4 +114,4 @@ def parse(typed: Sequence[str]) -> Arguments:
     if verb == "check" and any("=" in word or "<" in word or ">" in word for word in groups[0]):
         raise UserError(f"{' '.join(groups[0])}: check takes hashes alone; by default it looks at all records")
     selections = tuple(Selection.parse(group) for group in groups)
-    return Arguments(verb, selections, options | given, Path(where))
+    return Arguments(verb, selections, options | given, Path(where).expanduser())

@@ -24,7 +24,7 @@ def require_format(to: str) -> Path:
     Raises:
         UserError: it ends in none of `FORMATS`, or its folder is not there.
     """
-    path = Path(to)
+    path = Path(to).expanduser()
     require(path.suffix in FORMATS, "to", to or "''", f"a file that ends in {' or '.join(FORMATS)}, or wandb")
     require(path.parent.is_dir(), "to", to, f"a file in a folder that exists; {path.parent} does not")
     return path

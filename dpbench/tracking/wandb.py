@@ -37,12 +37,14 @@ class _Service:
 
     Attributes:
         calls: carries out all calls, for several runs may be under way.
+        under_way: trackers whose W&B run has begun and not ended.
         offline: whether it could not go online.
         hangs: whether it did not come back from a call.
     """
 
     def __init__(self) -> None:
         self.calls = Background()
+        self.under_way: set[Tracker] = set()
         self.offline = False
         self.hangs = False
 
@@ -109,7 +111,15 @@ class Tracker:
         self._run: Any = None
         self._given_up = start is None
         if start is not None:
-            self._put("start", lambda _: setattr(self, "_run", start()))
+            self._put("start", lambda _: self._begin(start))
+
+    def _begin(self, start: Callable[[], Any]) -> None:
+        self._run = start()
+        _service.under_way.add(self)
+
+    def _end(self, run: Any, exit_code: int) -> None:
+        run.finish(exit_code=exit_code)
+        _service.under_way.discard(self)
 
     def _put(self, what: str, action: Callable[[Any], object]) -> None:
         """Have the W&B run do something, when it has done what it was asked for before."""
@@ -127,6 +137,7 @@ class Tracker:
 
     def _give_up(self, why: str) -> None:
         self._given_up, self._run = True, None
+        _service.under_way.discard(self)
         self._say(f"W&B {why}; the run goes on without it")
 
     def catch_up(self, logged: Sequence[dict[str, float]]) -> None:
@@ -150,7 +161,7 @@ class Tracker:
         if self._given_up:
             return
         self._put("write the summary", lambda run: run.summary.update(flatten(summary)))
-        self._put("finish", lambda run: run.finish(exit_code=0 if succeeded else 1))
+        self._put("finish", lambda run: self._end(run, 0 if succeeded else 1))
         if not _service.hangs and not _service.calls.wait(PATIENCE):
             _service.hangs = True
             self._give_up(f"does not answer for {PATIENCE:g} s")
@@ -290,7 +301,7 @@ def _init(
     run_id: str | None = None,
     goes_on: bool = False,
 ) -> Any:
-    """Start a W&B run; offline where its server can't be reached."""
+    """Start a W&B run; offline where its server can't be reached, unless this process has others under way."""
     import wandb
 
     results_dir.mkdir(parents=True, exist_ok=True)
@@ -310,13 +321,17 @@ def _init(
         reinit="create_new",
         settings=wandb.Settings(silent=True, console="off", finish_timeout_raises=True, **own),
     )
+    if _service.offline:  # since the mode was chosen
+        mode = "offline"
     try:
         # Offline "allow" would only warn.
         return start(mode=mode, resume="allow" if goes_on and mode == "online" else None)
     except wandb.errors.CommError as error:
-        if mode != "online":
+        if mode != "online" or _service.under_way:
             raise
         _service.offline = True
+        # W&B holds on to the id of a run that did not start for as long as its service lives.
+        wandb.teardown()
         why, here = str(error).partition("\n")[0], results_dir / "wandb"
         say(f"W&B can't go online ({why}); this run and those after it are recorded in {here}, which wandb sync sends")
         return start(mode="offline")
