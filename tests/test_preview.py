@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from cli import SMALL, STEPS, run
+from cli import SMALL, STEPS, raise_after, run
 
 from dpbench.cli import preview
 from dpbench.config import compose_jobs, config_hash
@@ -31,8 +31,18 @@ def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tm
     shown = next(line for line in outcome.out.splitlines() if config_hash(config) in line)
     multiplier = f"{budget(config).noise_multiplier:.4f}"
     assert re.search(rf"{config_hash(config)} +7 +{STEPS} +0\.04454 +{multiplier} +\d+ s +to run", shown)
-    assert re.search(r"^About \d+ s .* nothing was run", outcome.out, re.MULTILINE)
+    assert re.search(r"^Training takes (less than a second|about \d+ s) .* nothing was run", outcome.out, re.MULTILINE)
     assert not (tmp_path / "results").exists()
+
+
+def test_a_plan_says_what_is_left_of_a_run(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, 2, KeyboardInterrupt())
+        assert run(tmp_path, "eps=inf", "checkpoint.every_steps=2").code == 130
+    assert "goes on after step 2" in run(tmp_path, "eps=inf", "plan=true").out
+    assert "to run" in run(tmp_path, "eps=inf", "plan=true", "force=true").out
+    assert run(tmp_path, "eps=inf").code == 0
+    assert "Nothing is left to run" in run(tmp_path, "eps=inf", "plan=true").out
 
 
 @pytest.mark.parametrize("stages", [("clip=none",), ("algo=dcsgd_p",), ("algo=adp",)])

@@ -17,6 +17,7 @@ from dpbench.models.pretrained import weights_here
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
 from dpbench.training.calibrating import budgets
+from dpbench.training.checkpoint import Checkpoints
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
 from dpbench.training.execution import record_of
 from dpbench.wording import duration
@@ -47,9 +48,9 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     for job, found in zip(jobs, budgets([job.config for job in jobs], console), strict=True):
         config = job.config
         seconds, guess = _seconds(config)
-        finished = record_of(job).finished() and not config.force
-        total += 0 if finished else seconds
-        guessed = guessed or (guess and not finished)
+        taken, state = _standing(job)
+        total += seconds * (1 - taken / config.steps)
+        guessed = guessed or (guess and taken < config.steps)
         table.add_row(
             Text(job.name),
             config_hash(config),
@@ -58,13 +59,28 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             f"{config.sampling_rate:.4g}",
             f"{found.noise_multiplier:.4f}",
             duration(seconds),
-            "finished" if finished else "to run",
+            state,
         )
     console.print(table)
     for line in dict.fromkeys(line for job in jobs for line in _missing(job.config)):
         console.print(f"\n{line}", markup=False)
+    if not total:
+        console.print("\nNothing is left to run; force=true runs all of it anew.")
+        return
     basis = ", large models estimated from operation counts" if guessed else ""
-    console.print(f"\nAbout {duration(total)} on this machine, without evaluations{basis}; nothing was run.")
+    left = "less than a second" if total < 1 else f"about {duration(total)}"
+    console.print(f"\nTraining takes {left} on this machine, beside start and evaluations{basis}; nothing was run.")
+
+
+def _standing(job: Job) -> tuple[int, str]:
+    """Steps that need not be taken any more, and the state of a run in words."""
+    record = record_of(job)
+    if job.config.force:
+        return 0, "to run"
+    if record.finished():
+        return job.config.steps, "finished"
+    step = next(iter(Checkpoints(record.folder).steps()), None)
+    return (0, "to run") if step is None else (step, f"goes on after step {step}")
 
 
 def _seconds(config: RunConfig) -> tuple[float, bool]:

@@ -72,6 +72,13 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
+    searched = [group.name for group in groups if _configurations(index, group) > 1]
+    if searched:
+        console.print(
+            f"Means over several configurations, such as the candidates of a search, are of no one of them: name the "
+            f"hashes that results list shows, or further settings, in {', '.join(searched)}",
+            soft_wrap=True,
+        )
     for what, name, column in (
         ("values of eps", "eps", "eps"),
         ("data sets", "dataset", "dataset.name"),
@@ -109,13 +116,17 @@ def _runs(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str
     status = index.column("status")
     counts = [Counter(status[place] for place in group.places) for group in groups]
     yield "finished runs (n)", [str(count[Status.FINISHED]) for count in counts]
-    digests = index.column("hash")
-    configurations = [len({digests[place] for place in group.places}) for group in groups]
+    configurations = [_configurations(index, group) for group in groups]
     if max(configurations) > 1:
         yield "configurations, averaged over", [str(count) for count in configurations]
     others = sorted({word for count in counts for word in count} - {Status.FINISHED})
     for word in others:
         yield word, [str(count[word] or NOTHING) for count in counts]
+
+
+def _configurations(index: Index, group: Group) -> int:
+    digests = index.column("hash")
+    return len({digests[place] for place in _finished(index, group)})
 
 
 def _results(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
