@@ -6,6 +6,7 @@ import dp_accounting
 import mpmath
 import numpy as np
 import pytest
+import scipy
 from closed_form_references import (
     Guarantee,
     classical_eps,
@@ -71,6 +72,13 @@ def test_exact_gaussian_at_its_ends():
     assert gaussian_mu(0.0, 1e-30) == pytest.approx(1e-30 * math.sqrt(2 * math.pi), rel=1e-12)
     assert gaussian_eps(1e-6, 0.1) == 0.0
     assert gaussian_eps(0.0, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("mu", [1e8, 9e11, 1.1e12, 1e86])
+def test_the_eps_of_next_to_no_noise_is_that_of_its_tail(mu):
+    """The other one of the two tails, weighed with exp(eps), is less than 1/mu of it."""
+    expected = mu * (mu / 2 - scipy.special.ndtri(1e-6))
+    assert gaussian_eps(mu, 1e-6) == pytest.approx(expected, rel=1e-11)
     assert gaussian_delta(1.0, 0.0) == 0.0
     assert gaussian_delta(1.0, math.inf) == 1.0
     assert gaussian_delta(math.inf, 1.0) == 0.0

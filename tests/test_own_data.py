@@ -316,6 +316,15 @@ def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):
     ("content", "says"),
     [
         ("defaults:\n  - digits\n  - _self_\nbatch_size: 50\n", "dataset/mine.yaml lacks the line # @package _global_"),
+        (
+            "defaults:\n  - /schema/dataset@dataset: table\n  - _self_\ndataset:\n  name: mine\n",
+            "dataset/mine.yaml lacks the line # @package _global_",
+        ),
+        (
+            "# @package _global_\ndefaults:\n  - /schema/dataset@dataset: tabel\n  - _self_\n",
+            "dataset/mine.yaml: /schema/dataset: tabel: expected one of images, table, text, or <module>.<Class>; "
+            "did you mean table?",
+        ),
         ("name: mine\n", "optim.lr: it takes its value from dataset.suggested.lr.sgd, which nothing sets; set one"),
     ],
 )

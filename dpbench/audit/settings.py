@@ -53,6 +53,9 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
+    for line in overrides:
+        if line.startswith("seeds="):
+            raise UserError(f"{line}: an audit has one seed; set seed")
     own = [line for line in overrides if line.startswith(PREFIX)]
     settings = _settings([line.removeprefix(PREFIX) for line in own])
     jobs = compose_jobs([line for line in overrides if line not in own], multirun=True, config_dirs=config_dirs)
@@ -63,7 +66,7 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple
     allowed = "null, for the attacked runs are shorter than the run and each is calibrated to its eps"
     require(given is None, "privacy.noise_multiplier", given, allowed)
     published = job.config.privacy.published
-    allowed = "null, for an audit attacks noise that is calibrated to eps, not what a publication's rule would add"
+    allowed = "null, as privacy=poisson has it: an audit attacks noise that is calibrated to eps, not by a rule"
     require(published is None, "privacy.published", published, allowed)
     if math.isinf(job.config.eps):
         raise UserError("promises nothing that an audit could refute", field="eps", value=job.config.eps)

@@ -97,7 +97,13 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
             f"\nTuning over {grid} candidates within the same eps and delta, each trained with its own noise:"
         )
         _print_rows(_table("noise multiplier of each training", columns), tuned, private, console)
-    for job, name in zip(private, columns, strict=True):
+    _print_guarantees(private, columns, console)
+
+
+def _print_guarantees(jobs: list[Job], columns: list[str], console: Console) -> None:
+    """A paragraph for each job; of those that differ in their first sentence alone, what follows it once."""
+    following: dict[str, list[str]] = {}
+    for job, name in zip(jobs, columns, strict=True):
         try:
             found = budget(job.config)
         except OverspentError as refusal:  # it was asked what it spends, and told
@@ -116,7 +122,12 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
         )
         if found.unmet:
             text += f" Nor are all conditions met that the proof of that rule needs: {'; '.join(found.unmet)}."
-        console.print(f"\n{name} (noise multiplier {found.noise_multiplier:.4f}): {text}")
+        given = job.config.privacy.noise_multiplier is not None
+        head, _, rest = text.partition(". ")
+        shown = name if given and len(jobs) == 1 else f"{name} (noise multiplier {found.noise_multiplier:.4f})"
+        following.setdefault(rest, []).append(f"{shown}: {head}.")
+    for rest, heads in following.items():
+        console.print("\n" + "\n".join(heads) + (" " if len(heads) == 1 else "\nIn each of these cases: ") + rest)
 
 
 def _print_rows(table: Table, rows: Mapping[str, Find], jobs: list[Job], console: Console) -> None:

@@ -39,6 +39,8 @@ MOST_JOBS = 100_000
 
 # A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
 REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
+# Of dpbench, beside run.
+COMMANDS = ("reproduce", "results", "privacy", "audit", "data", "methods")
 # Settings that may have any sign.
 PATHS = ("results_dir", "data.root")
 
@@ -223,6 +225,8 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
         try:
             parsed += parser.parse_overrides([line])
         except HydraException as error:
+            if line in COMMANDS:
+                raise UserError(f"{line}: expected key=value; did you mean python -m dpbench.{line}?") from error
             raise UserError(f"{line}: expected key=value; put quotes around a value with other signs") from error
     return parsed
 

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
+from typing import get_type_hints
 
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -19,13 +20,35 @@ OF_A_RUN = {field.name for field in dataclasses.fields(RunConfig)}
 NUMBER, WHOLE, FLAG = "a number", "a whole number", "true or false"
 KINDS = {"Float": NUMBER, "float": NUMBER, "Integer": WHOLE, "int": WHOLE, "Boolean": FLAG, "bool": FLAG}
 
+# What is called otherwise elsewhere, by its name here.
+CALLED_HERE = {
+    "algorithm": "algo",
+    "batch": "batch_size",
+    "clip_norm": "threshold.norm",
+    "cuda": "device",
+    "gpu": "device",
+    "learning_rate": "optim.lr",
+    "max_grad_norm": "threshold.norm",
+    "max_steps": "epochs, of which the steps follow",
+    "norm": "threshold.norm",
+    "num_epochs": "epochs",
+    "optimizer": "optim",
+    "sigma": "privacy.noise_multiplier",
+    "steps": "epochs, of which the steps follow",
+    "target_epsilon": "eps",
+    "target_eps": "eps",
+    "wandb": "tracker.mode",
+}
+# Settings that are several in one, and a group that may be meant.
+OF_SEVERAL = {"data": "dataset", "evaluation": None, "checkpoint": None}
+
 # How errors begin that come of a file.
 IN_FILE = re.compile(r"In '(?P<option>\w+(/\w+)+)': (\w+ raised while composing config:\n)?")
 
 # What belongs where OmegaConf's errors begin so.
 SHAPES = {
-    r"Invalid value assigned: \w+ is not a ListConfig": "a list, such as [1]",
-    r"Cannot merge DictConfig with ListConfig": "a list, such as [1]",
+    r"Invalid value assigned: \w+ is not a ListConfig": "a list",
+    r"Cannot merge DictConfig with ListConfig": "a list",
     r"Cannot convert '\w+' to string": "one text",
 }
 
@@ -67,6 +90,11 @@ def _wrong_choice(text: str, overrides: Sequence[str], option: str | None) -> Us
         close = most_like(match["group"], sorted(GROUPS))
         hint = f"; did you mean {close}?" if close else ""
         return UserError(f"{option}.yaml: there is no group {match['group']} to override{hint}")
+    if re.match(r"Invalid type assigned: \w+ is not a subclass of ", text) and option is None:
+        for key, value in (line.split("=", 1) for line in overrides if line.partition("=")[0] in OF_SEVERAL):
+            names = [f"{key}.{field.name}" for field in dataclasses.fields(_several(key))]
+            hint = f"; did you mean {OF_SEVERAL[key]}?" if OF_SEVERAL[key] else ""
+            return UserError(f"it is several settings: {', '.join(names)}{hint}", field=key, value=value)
     if match := re.match(r"Merge error: \w+ is not a subclass of (?P<stage>\w+)\. value: (?P<value>.*)", text):
         group = next(
             (g for g, kinds in SCHEMAS.items() if match["stage"] in {k.__name__ for k in kinds.values()}), None
@@ -76,6 +104,13 @@ def _wrong_choice(text: str, overrides: Sequence[str], option: str | None) -> Us
     return None
 
 
+def _several(key: str) -> type:
+    """The class of a setting of `OF_SEVERAL`."""
+    kind = get_type_hints(RunConfig)[key]
+    assert isinstance(kind, type)
+    return kind
+
+
 def _to_override(option: str | None, group: str, name: str) -> UserError:
     where = f"{option}.yaml" if option else "a YAML file"
     return UserError(f"{where}: {group}={name} is chosen in its defaults, by the line - override /{group}: {name}")
@@ -83,9 +118,12 @@ def _to_override(option: str | None, group: str, name: str) -> UserError:
 
 def _wrong_file(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
     """What a file says of the run where it belongs to a group, or that the run does not have."""
-    lacks = UserError(f"{option}.yaml lacks the line # @package _global_ at its beginning")
+    lacks = _lacks_package(option)
     if match := re.search(r"Key '\w+' not in '(?P<schema>\w+)'\s+full_key: (?P<key>\S+)", text):
         group, _, rest = match["key"].partition(".")
+        typed = [line.partition("=")[2] for line in overrides if line.startswith(f"{group}=")]
+        if typed and rest.partition(".")[0] == group:  # where a schema was chosen by it, that is the file at fault
+            return _lacks_package(f"{group}/{typed[0]}")
         if option and option.startswith(f"{group}/") and rest.partition(".")[0] in OF_A_RUN:
             return lacks
         return _set_by_a_file(match["key"], match["schema"])
@@ -94,6 +132,10 @@ def _wrong_file(text: str, overrides: Sequence[str], option: str | None) -> User
     if option and (match := re.match(r"Invalid type assigned: \w+ is not a subclass of Dict.*value: (?P<v>.*)", text)):
         return UserError(f"{option}.yaml: expected lines such as key: value, not {match['v']}")
     return None
+
+
+def _lacks_package(option: str | None) -> UserError:
+    return UserError(f"{option}.yaml lacks the line # @package _global_ at its beginning")
 
 
 def _wrong_reference(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
@@ -143,15 +185,25 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(composed, parent) if parent else composed
     known = [str(k) for k in node if k not in ("hydra", "name", "_target_")] if isinstance(node, DictConfig) else []
-    close = most_like(name, known)
     group = parent.replace(".", "/")
     choice = composed.hydra.runtime.choices.get(group)
     here = f"{group}={choice}" if choice else parent or "a run"
-    meant = f"{key[: len(key) - len(name)]}{close}" if close else None
-    if not parent and (of_group := _of_a_group(name, composed)):
-        meant = of_group
+    meant = _meant(name, parent, known, composed)
     hint = f"; did you mean {meant}?" if meant else ""
     return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
+
+
+def _meant(name: str, parent: str, known: Sequence[str], composed: DictConfig) -> str | None:
+    """The setting that is most likely meant by a name that there is not, the surest guess first; None for none."""
+    if name in CALLED_HERE:
+        return CALLED_HERE[name]
+    if not parent and (of_group := _of_a_group(name, composed)):
+        return of_group
+    if name in OF_A_RUN:  # not of this group
+        return name
+    if close := most_like(name, known):
+        return f"{parent}.{close}" if parent else close
+    return CALLED_HERE.get(most_like(name, list(CALLED_HERE)) or "")
 
 
 def _set_by_a_file(key: str, schema: str) -> UserError:
@@ -180,6 +232,14 @@ def _no_such_option(text: str) -> UserError:
     if match is None:
         return UserError(_first_line(text))
     group, name = match["group"].rpartition("/")[2], match["option"]
+    if group in SCHEMAS and match["group"].startswith("schema/"):
+        known, file = list(SCHEMAS[group]), IN_FILE.match(text)
+        close = most_like(name, known)
+        hint = f"; did you mean {close}?" if close else ""
+        where = f"{file['option']}.yaml: " if file else ""
+        return UserError(
+            f"{where}/schema/{group}: {name}: expected one of {', '.join(known)}, or <module>.<Class>{hint}"
+        )
     if group in GROUPS and "/" in match["group"] and (file := IN_FILE.match(text)):
         return _to_override(file["option"], group, name)
     listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
@@ -208,7 +268,9 @@ def _wrong_shape(text: str, overrides: Sequence[str], option: str | None) -> Use
     if allowed is None or key is None:
         return None
     value = next((line.partition("=")[2] for line in overrides if line.partition("=")[0] == key["key"]), None)
-    return UserError(f"expected {allowed}", field=key["key"], value=value)
+    plain = value is not None and re.fullmatch(r"[\w.+-]+", value)
+    hint = f", such as [{value if plain else 1}]" if allowed == "a list" else ""
+    return UserError(f"expected {allowed}{hint}", field=key["key"], value=value)
 
 
 def _is_no_name(text: str) -> bool:

@@ -83,6 +83,9 @@ def gaussian_eps(mu: float, delta: float) -> float:
         return 0.0
     # There x = sqrt(2 log(1/delta)), and delta is at most the tail beyond x, which is below exp(-x^2/2).
     enough = mu * (mu / 2 + math.sqrt(-2 * target))
+    # Above 1e12, where x is lost to rounding, it differs from the root by less than that.
+    if mu > 1e12:
+        return enough
     return _root(lambda eps: gaussian_log_delta(eps, mu) - target, 0.0, enough)
 
 

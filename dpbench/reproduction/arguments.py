@@ -92,7 +92,7 @@ def parse(typed: Sequence[str]) -> Arguments:
         if key in given:
             raise UserError(f"{key}: expected once")
         if key not in OWN and not key.startswith(OF_LAUNCHER) and not _passed_on(key):
-            known = ", ".join((*OWN, *(name.rstrip(".") for name in PASSED_ON)))
+            known = ", ".join((*OWN, *(f"{name}*" if name.endswith(".") else name for name in PASSED_ON)))
             raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
     papers = _names(given.get("paper", ",".join(SECTIONS)), "paper")

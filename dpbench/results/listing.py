@@ -43,7 +43,7 @@ def print_list(index: Index, arguments: Arguments, console: Console) -> None:
     places = in_order(index, arguments.selection.places(index), arguments.options["sort"])
     shown = places[: int(limit)] if int(limit) else places
     if not places:
-        console.print("no such runs" if index.size else f"no runs below {index.runs}")
+        console.print(f"no such runs{_alone(index, arguments)}" if index.size else f"no runs below {index.runs}")
         return
     print_whole(table_of(index, shown, further), console)
     console.print()
@@ -51,6 +51,12 @@ def print_list(index: Index, arguments: Arguments, console: Console) -> None:
     counted = ", ".join(f"{count:,} {status}" for status, count in standing.most_common())
     rest = f"; {len(shown):,} of them shown, limit=0 shows all" if len(shown) < len(places) else ""
     console.print(f"{number_of(len(places), 'run')}: {counted}{rest}")
+
+
+def _alone(index: Index, arguments: Arguments) -> str:
+    """The conditions that no run meets."""
+    unmet = [one.text for one in arguments.selection.conditions if not any(one.met(index))]
+    return f": none has {', '.join(unmet)}" if unmet else ""
 
 
 def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:

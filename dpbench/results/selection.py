@@ -61,6 +61,11 @@ class Condition:
     sign: str
     values: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        """As it was typed."""
+        return f"{self.key}{self.sign}{','.join(self.values)}"
+
     def met(self, index: Index) -> list[bool]:
         """Whether each record meets it.
 
