@@ -234,6 +234,16 @@ def test_a_single_run_that_another_process_is_at_is_waited_for(tmp_path, monkeyp
     assert [status(record) for record in records(tmp_path)] == ["finished"]
 
 
+def test_sigterm_ends_the_wait_for_others_as_it_ends_runs(tmp_path, monkeypatch):
+    (job,) = compose_jobs([*SMALL, f"results_dir={tmp_path}"], multirun=False)
+    assert Lock(record_of(job).lock.path).acquire()
+    monkeypatch.setattr(rounds, "LOOK", 0.01)
+    monkeypatch.setattr(rounds.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    outcome = run(tmp_path)
+    assert outcome.code == 143
+    assert outcome.err == "interrupted; finished work is kept, and the same command goes on from there\n"
+
+
 @needs("hydra_submitit_launcher")
 def test_a_launcher_that_cannot_work_is_an_error_in_one_line(tmp_path):
     slurm = Launcher(["hydra/launcher=submitit_slurm", f"results_dir={in_grammar(str(tmp_path))}"])

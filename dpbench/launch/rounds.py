@@ -15,6 +15,7 @@ from dpbench.tracking.lock import State, Watch
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
 from dpbench.training.execution import record_of
+from dpbench.training.interruption import terminable
 
 # Times that the process of a run may be killed until the run counts as failed. After the first of them it is begun
 # alone: a run that exhausts memory also kills its neighbours, which shall not pay for that.
@@ -79,8 +80,9 @@ def _wait(runs: Sequence[_Run], console: Console, end: float) -> None:
     """Wait until one of these runs, which others are at, has ended or is free."""
     holders = sorted({str(run.watch.seen.process) for run in runs if run.watch.seen is not None})
     console.print(f"waiting for others to end {len(runs)} of these runs: {', '.join(holders)}")
-    while time.monotonic() < end and not any(run.ended() or run.watch.look() != State.HELD for run in runs):
-        time.sleep(LOOK)
+    with terminable():
+        while time.monotonic() < end and not any(run.ended() or run.watch.look() != State.HELD for run in runs):
+            time.sleep(LOOK)
 
 
 class _Run:

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -66,6 +68,24 @@ class Interruption:
         """Raise KeyboardInterrupt, or Terminated, if one was noted; once all runs have ended."""
         if self._noted is not None:
             raise self._noted
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM meanwhile raises Terminated, as SIGINT raises KeyboardInterrupt; no run of this process is under way."""
+    ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 class Occasion(NamedTuple):
