@@ -155,9 +155,9 @@ def test_a_run_states_both_numbers_and_claims_its_own(tmp_path):
     assert f"accounting differs, eps={stated} as published (poisson_rdp), eps={spent} by what is run" in line
     (table,) = tmp_path.glob("sweeps/*/table.csv")
     (cells,) = csv.DictReader(StringIO(table.read_text()))
-    assert cells["eps"] == spent
-    assert cells["eps as published"] == f"accounting differs: {stated}"
-    assert "eps as published" in outcome.out
+    assert (float(cells["eps"]), cells["eps is proven"]) == (summary["eps"], "true")
+    assert float(cells["eps as published"]) == summary["published_eps"]
+    assert f"accounting differs: {stated}" in outcome.out
 
 
 def test_a_run_by_a_valid_accountant_shows_no_published_eps(results_of_a_run):

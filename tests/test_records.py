@@ -266,7 +266,7 @@ def test_a_sweep_with_a_failed_run_says_which_and_exits_with_1(half_failed):
 def test_a_table_shows_no_accuracy_of_a_run_that_failed(half_failed):
     outcome, tracked = half_failed
     (path,) = outcome.results.glob("sweeps/*/table.csv")
-    assert re.search(r"^algo=disk,–,–,–,–,–,–,–,failed,", path.read_text(), re.MULTILINE)
+    assert re.search(r"^algo=disk,,,,,,,,,failed,", path.read_text(), re.MULTILINE)
     shown = {row["run"]: (row["test accuracy"], row["status"]) for row in tracked}
     assert shown["algo=dpsgd"][0] is not None
     assert shown["algo=disk"] == (None, "failed")

@@ -57,6 +57,24 @@ class Row:
         found: float | None = self.summary.get("test_accuracy", {}).get(which) if self.status == "finished" else None
         return found
 
+    def values(self) -> dict[str, Any]:
+        """What the run came to, in full, by the names of columns; None where there is nothing."""
+        summary = self.summary if self.status == "finished" else {}
+        final, best = self.accuracy("final"), self.accuracy("best")
+        return {
+            "run": self.name,
+            "test accuracy, last (%)": None if final is None else round(100 * final, 6),
+            "best on test (%)": None if best is None else round(100 * best, 6),
+            "eps": summary.get("eps"),
+            "eps is proven": str(is_proven(summary)).lower() if "eps" in summary else None,
+            "eps as published": summary.get("published_eps"),
+            "delta": summary.get("delta"),
+            "noise multiplier": summary.get("noise_multiplier"),
+            "steps": summary.get("steps"),
+            "status": self.status,
+            "folder": self.folder,
+        }
+
     def cells(self) -> list[str]:
         """Texts in the order of `COLUMNS`; a missing number is a dash. Unfinished runs show no accuracy."""
         summary = self.summary if self.status == "finished" else {}
@@ -96,9 +114,10 @@ def print_table(rows: list[Row], console: Console) -> None:
 
 
 def as_csv(rows: list[Row]) -> str:
-    """The table as CSV."""
+    """The table as CSV: numbers in full, cells that are empty where there is none."""
     stream = StringIO()
+    values = [row.values() for row in rows]
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(as_text, row.cells()) for row in rows)
+    writer.writerow(values[0])
+    writer.writerows(["" if value is None else as_text(str(value)) for value in each.values()] for each in values)
     return stream.getvalue()
