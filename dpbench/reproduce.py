@@ -96,7 +96,8 @@ def _reproduce(
         log_output(config.tracker, arguments.results_dir, grids, errors.print)
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
     counts = score(artefacts, planner.evidence).counts
-    console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    if counts:
+        console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     if interrupted is not None:
         return exit_code(interrupted)
     return FAILED if launch.failures else OK

@@ -519,6 +519,8 @@ def test_a_plan_counts_shared_runs_once(tmp_path):
     planner = plan_of(tmp_path, table_1=TABLE, table_2=TABLE)
     assert planner.line(planner.entries).runs == 8
     assert planner.line(planner.entries).states == Counter({State.MISSING: 8})
+    # And so does what is said of those that did not fit into a budget.
+    assert queue.carry_out(planner, 0.0, Carried(tmp_path), together=False).runs == 8
 
 
 # What is typed.

@@ -31,7 +31,7 @@ class Left:
     """What was not begun for want of time.
 
     Attributes:
-        runs: how many could be run next.
+        runs: how many there are, each counted once, as a plan counts them.
         cheapest: that would be begun first; None where nothing is left.
     """
 
@@ -60,8 +60,8 @@ def carry_out(
         finally:  # what an interruption leaves is looked at, too
             for work in wave:
                 planner.note(work.batch)
-    waiting = [work for entry in _open(planner) for work in _works(planner, entry)]
-    return Left(sum(len(work.batch.seeds) for work in waiting), waiting[0] if waiting else None)
+    cheapest = next((work for entry in _open(planner) for work in _works(planner, entry)), None)
+    return Left(planner.line(planner.entries).runs if cheapest else 0, cheapest)
 
 
 def _open(planner: Planner) -> list[Entry]:
