@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from dpbench.errors import UserError
 from dpbench.filters import Filter
 from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
-from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.plan import Release
 from dpbench.query import Query
@@ -70,6 +70,8 @@ class PrivateStep:
         noise_source: GaussianSource,
         side_source: GaussianSource,
     ) -> None:
+        if isinstance(noise_source, SeededGaussian) and noise_source.repeats(side_source):
+            raise ValueError("noise_source and side_source would give the same numbers; seed them differently")
         self.gradients = gradients
         self.query, self.clip, self.threshold, self.noise, self.filter = query, clip, threshold, noise, filter
         self.optimizer = optimizer
@@ -125,7 +127,14 @@ class PrivateStep:
         return found.losses
 
     def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
-        """What is asked of the gradients: Σ_i clip(G_i)."""
+        """What is asked of the gradients: Σ_i clip(G_i).
+
+        Raises:
+            TypeError: the batch is one micro-batch, not several.
+            UserError: the query has more points than it promised.
+        """
+        if isinstance(batch, Sequence) and any(isinstance(part, Tensor) for part in batch):
+            raise TypeError("a step takes micro-batches, pairs of inputs and targets: step([(inputs, targets)])")
         points = self.query.points(self.gradients.flat.vector)
         if len(points) > self.query.most_points:
             message = f"expected at most the {self.query.most_points} points that it promised, not {len(points)}"

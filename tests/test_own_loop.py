@@ -66,6 +66,20 @@ def test_seeded_sources_repeat_it_bit_for_bit_and_secure_ones_do_not():
     assert not torch.equal(*(carried_out(secure)["flat"].vector for _ in range(2)))
 
 
+@pytest.mark.parametrize("seeded", ["", ".manual_seed(1)"])
+def test_sources_that_would_give_the_same_noise_are_refused(seeded):
+    """A generator that nobody seeded has one seed always."""
+    same = re.sub(r"SeededGaussian\(generator\([^\n]*", f"SeededGaussian(torch.Generator(){seeded}),", SEEDED)
+    with pytest.raises(ValueError, match="noise_source and side_source would give the same numbers"):
+        carried_out(same)
+
+
+def test_a_batch_that_is_not_in_micro_batches_is_refused():
+    names = carried_out(SEEDED)
+    with pytest.raises(TypeError, match=r"pairs of inputs and targets: step\(\[\(inputs, targets\)\]\)"):
+        names["step"]((names["inputs"][:9], names["labels"][:9]))
+
+
 def test_batches_without_samples_are_steps_of_noise():
     """At an expected batch of one, about a third of the draws are empty."""
     names = carried_out(changed("256, 20, 3.0", "1, 20, 3.0", SEEDED))

@@ -458,7 +458,7 @@ def private_steps(name, query, dtype):
                 expected_batch=3.0,
                 ledger=equal_releases(4, 0.1, 0.5),
                 noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
-                side_source=SeededGaussian(torch.Generator().manual_seed(1)),
+                side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
             )
         )
     return steps

@@ -13,6 +13,8 @@ from dpbench.cli.starting import starting
 from dpbench.garbage import uncollected
 
 with starting(), uncollected():
+    from rich.progress import Progress
+
     from dpbench.audit.attacks import audit
     from dpbench.audit.page import print_audit
     from dpbench.audit.result import Audit, Finding
@@ -106,7 +108,9 @@ def _audit(job: Job, settings: AuditSettings) -> int:
     def say(finding: Finding) -> None:
         console.print(f"  {finding.attack}, {finding.attacked}: done")
 
-    found = audit(config, settings, device, say)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("runs of this attack")
+        found = audit(config, settings, device, say, lambda done, total: bar.update(task, completed=done, total=total))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "audit.json", _as_json(found, job, settings, provenance(device)))
     console.print()

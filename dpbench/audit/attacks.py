@@ -16,7 +16,11 @@ from dpbench.training.budget import budget
 
 
 def audit(
-    config: RunConfig, settings: AuditSettings, device: torch.device, on_finding: Callable[[Finding], None]
+    config: RunConfig,
+    settings: AuditSettings,
+    device: torch.device,
+    on_finding: Callable[[Finding], None],
+    on_run: Callable[[int, int], object] = lambda done, total: None,
 ) -> Audit:
     """Attack a run in every way, with the risk of a wrong bound shared equally.
 
@@ -25,6 +29,7 @@ def audit(
         settings: how hard to try.
         device: where.
         on_finding: called as soon as an attack is over.
+        on_run: told how many runs of the attack under way are done, of how many.
 
     Raises:
         UserError: before the first attack: data that are not there, or noise that can't be calibrated.
@@ -32,7 +37,8 @@ def audit(
     for attacked in (*_one_step(config), one_run(config, settings)):
         budget(attacked)  # cached
     findings = []
-    for finding in _findings(config, settings, device, (1 - settings.confidence) / (2 + len(_one_step(config)))):
+    risk = (1 - settings.confidence) / (2 + len(_one_step(config)))
+    for finding in _findings(config, settings, device, risk, on_run):
         on_finding(finding)
         findings.append(finding)
     return Audit(settings.confidence, tuple(findings))
@@ -46,9 +52,15 @@ def _one_step(config: RunConfig) -> list[RunConfig]:
     return [full, audited(config, steps=1, batch_size=config.batch_size)]
 
 
-def _findings(config: RunConfig, settings: AuditSettings, device: torch.device, risk: float) -> Iterator[Finding]:
+def _findings(
+    config: RunConfig,
+    settings: AuditSettings,
+    device: torch.device,
+    risk: float,
+    on_run: Callable[[int, int], object],
+) -> Iterator[Finding]:
     # The first one reads data, which may be missing.
-    yield attack_step(model_target(config, device, config.dataset.train_size), settings.runs, risk)
+    yield attack_step(model_target(config, device, config.dataset.train_size), settings.runs, risk, on_run)
     for attacked in _one_step(config):
-        yield attack_step(canary_target(config, device, attacked.batch_size), settings.runs, risk)
+        yield attack_step(canary_target(config, device, attacked.batch_size), settings.runs, risk, on_run)
     yield attack_run(config, settings, device, risk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,7 +45,9 @@ class Observations:
     with_canary: Tensor
 
 
-def attack_step(target: Target, runs: int, risk: float) -> Finding:
+def attack_step(
+    target: Target, runs: int, risk: float, on_run: Callable[[int, int], object] = lambda done, total: None
+) -> Finding:
     """Run a step many times and bound what it reveals of the canary.
 
     The attacker knows parameters, other samples and the canary, and sees g_t. All runs start from one public state
@@ -57,9 +60,11 @@ def attack_step(target: Target, runs: int, risk: float) -> Finding:
         target: what to attack; its step is left somewhere.
         runs: with the canary and as many without, besides those that choose the thresholds.
         risk: probability with which the larger of the two bounds may exceed the truth.
+        on_run: told after each run how many are done, of how many.
     """
     pilots = max(FEWEST_PILOTS, round(PILOT_SHARE * runs))
-    observe = Observer(target)
+    total = 2 * (pilots + runs)
+    observe = Observer(target, lambda done: on_run(done, total))
     with global_stream(target.config.seed, "model"):
         pilot, judged = observe(pilots), observe(runs)
     own = risk / len(STATISTICS)
@@ -106,8 +111,10 @@ class Observer:
         releases: what the ledger recorded of the step, in the last run.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, on_run: Callable[[int], object]) -> None:
         self.releases: list[Release] = []
+        self._done = 0
+        self._on_run = on_run
         self._target = target
         self._restart = Restart(target.step)
         self._seen = torch.empty_like(target.direction)
@@ -139,6 +146,8 @@ class Observer:
         before = len(step.ledger)
         step([(inputs, labels)] if len(labels) else [])
         self.releases = releases_since(step, before)
+        self._done += 1
+        self._on_run(self._done)
         along = self._seen @ self._target.direction
         rest = (self._seen.square().sum() - along.square()).clamp(min=0).sqrt()
         return torch.stack([along, -rest])

@@ -29,7 +29,8 @@ Trains a model under a privacy budget and records accuracy, the eps spent and wh
 
 FOOTER = """\
 Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options and classes of your own;
---cfg job prints the composed settings; --hydra-help tells the rest.
+--cfg job prints the composed settings, with --resolve those that follow from others as values; --hydra-help tells the
+rest.
 """
 
 

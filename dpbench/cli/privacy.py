@@ -24,7 +24,7 @@ from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import OverspentError, budget
 from dpbench.training.calibrating import calibrating
-from dpbench.wording import NOTHING
+from dpbench.wording import NOTHING, number_of
 
 # Candidates of a search; the account of more takes all memory.
 LARGEST_GRID = 1_000_000
@@ -37,7 +37,8 @@ python -m dpbench.privacy [GROUP=OPTION | SETTING=VALUE] ... [--grid G] [-cd FOL
 
 The same settings as a run; values separated by commas are compared, with -m or without. Prints the noise multiplier
 that each sampling scheme and accountant asks for (or, with privacy.noise_multiplier=Z, the eps that Z spends), what
-tuning over a grid costs, and each run's guarantee in words. Reads no data and trains nothing.
+tuning over a grid of G candidates costs (default: 10), and each run's guarantee in words. Reads no data and trains
+nothing.
 
   python -m dpbench.privacy dataset=cifar10 batch_size=1000 epochs=50 eps=1,8
   python -m dpbench.privacy algo=disk eps=4 privacy=shuffled --grid 45
@@ -74,7 +75,7 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
     given = any(job.config.privacy.noise_multiplier is not None for job in private)
     first = private[0].config
     console.print(
-        f"N={first.dataset.train_size}, batch size {first.batch_size}, {first.steps} steps, "
+        f"N={first.dataset.train_size}, batch size {first.batch_size}, {number_of(first.steps, 'step')}, "
         f"delta={first.delta_value:.3g}" + (" (of the first)" if len(private) > 1 else "")
     )
     searched = any(map(_is_searched, private))

@@ -50,6 +50,13 @@ class SeededGaussian(GaussianSource):
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
+    def repeats(self, other: GaussianSource) -> bool:
+        """Whether another source will give the same numbers, because its generator stands where this one does."""
+        if not isinstance(other, SeededGaussian) or other.generator is self.generator:
+            return False
+        alike = other.generator.device == self.generator.device
+        return alike and torch.equal(other.generator.get_state(), self.generator.get_state())
+
     @override
     def fill(self, out: Tensor) -> Tensor:
         if out.device.type == "cpu" and out.numel() >= LARGE:

@@ -12,6 +12,7 @@ from dpbench.privacy import Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
+from dpbench.wording import number_of
 
 
 class OverspentError(UserError):
@@ -77,7 +78,7 @@ def _budget(config: RunConfig) -> Budget:
     if least > 10 * config.eps + 10:
         _require_within(config, given, least, "in one of its steps")
     spent = _spent(config, given)
-    _require_within(config, given, spent, f"over {config.steps} steps")
+    _require_within(config, given, spent, f"over {number_of(config.steps, 'step')}")
     return Budget(given, spent)
 
 
@@ -160,13 +161,13 @@ def in_words(config: RunConfig, found: Budget) -> str:
     line = warning + (
         f"noise multiplier {found.noise_multiplier:.4f} {eps}{of_search}, "
         f"delta={config.delta_value:.3g} over "
-        f"{config.steps} steps at sampling rate {config.sampling_rate:.4g} "
+        f"{number_of(config.steps, 'step')} at sampling rate {config.sampling_rate:.4g} "
         f"({config.privacy.sampler}, {config.privacy.valid_accountant}{how})"
     )
     if found.published_eps is None:
         return line
     return (
-        f"noise multiplier {found.noise_multiplier:.4f} over {config.steps} steps: accounting differs, "
+        f"noise multiplier {found.noise_multiplier:.4f} over {number_of(config.steps, 'step')}: accounting differs, "
         f"eps={found.published_eps:.4g} as published ({config.privacy.published}), eps={found.eps:.4g} by what is run "
         f"({config.privacy.sampler}, {config.privacy.valid_accountant})"
     )

@@ -114,7 +114,7 @@ class Execution:
         if not self.job.config.force and self.record.finished():
             self.console.print(f"  finished already: {self.record.folder} (force=true runs it again)")
         elif not self.record.lock.acquire():
-            self.console.print("  another process is running this one already")
+            self.console.print(f"  another process is running this one already: {self.record.folder}")
         elif not self.job.config.force and self.record.finished():  # by the one that held the lock until now
             self.record.lock.release()
             self.console.print(f"  finished by another process: {self.record.folder}")
