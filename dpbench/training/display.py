@@ -78,4 +78,4 @@ def _in_words(evaluated: Sequence[Metrics]) -> str:
     accuracies = [100 * metrics.test_accuracy for metrics in evaluated]
     loss, eps = fmean(metrics.train_loss for metrics in evaluated), max(metrics.eps for metrics in evaluated)
     spread = f" ({min(accuracies):.2f} to {max(accuracies):.2f}, {len(evaluated)} seeds)" if len(evaluated) > 1 else ""
-    return f"loss {loss:.3f}  accuracy {fmean(accuracies):5.2f} %{spread}  eps {eps:.4g}"
+    return f"loss {loss:.3f}  accuracy {fmean(accuracies):5.2f} %{spread}  eps {eps:#.4g}"
