@@ -126,7 +126,15 @@ def test_conditions_of_a_theorem_that_do_not_hold_are_named(capsys):
 
 def test_other_schemes_leave_the_schedule_of_the_run_alone(capsys):
     """Noise that decays over a run has another course where a scheme has another number of steps."""
-    typed = [*SMALL, "noise=decay", "noise.decay=0.01", "epochs=1.5", "eps=2", "privacy.accountant=rdp"]
+    typed = [
+        *SMALL,
+        "batch_size=512",
+        "noise=decay",
+        "noise.decay=0.01",
+        "epochs=1.5",
+        "eps=2",
+        "privacy.accountant=rdp",
+    ]
     assert main([*typed, "--grid", "1"]) == 0
     out = capsys.readouterr().out
     wanted = budget(composed(*typed)).noise_multiplier
