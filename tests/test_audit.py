@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from copy import deepcopy
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from mutants import (
     points_clipped_separately,
     sampled_twice,
 )
+from rich.console import Console
 from scipy import stats
 from scipy.optimize import linprog
 
@@ -40,6 +42,8 @@ from dpbench.audit.bounds import (
 from dpbench.audit.canaries import FAR, STEEPNESS, CanaryModel, canary_samples, strongest_centre
 from dpbench.audit.many_runs import attack_step, choose_threshold, count_errors
 from dpbench.audit.one_run import attack_run, right_guesses
+from dpbench.audit.page import print_audit
+from dpbench.audit.result import Audit, Finding
 from dpbench.audit.settings import AuditSettings, audited
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
@@ -131,6 +135,20 @@ def test_noticeable_factor_is_that_at_which_the_bound_reaches_the_claim():
     caught = sum(mu_at_least(f, 1000, m, 1000, 0.01) > 2.0 for f, m in draws)
     assert 0.4 < caught / 2000 < 0.6
     assert noticeable_factor(0.01, 10, 0.01) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (math.inf, "not even a hundredth of the noise would be noticed; more runs of the step (audit.runs) would"),
+        (1.234, "noise too small by a factor of 1.23 would be noticed in about half of all audits"),
+    ],
+)
+def test_how_much_too_little_noise_an_audit_notices_is_said(factor, says):
+    finding = Finding("a step", "a model", 1e-5, 0.01, 1.0, 0.5, False, {"notices_noise_too_small_by": factor})
+    shown = StringIO()
+    print_audit(Audit(0.95, (finding,)), Console(file=shown, width=200))
+    assert f"a step, a model: {says}\n" in shown.getvalue()
 
 
 def test_p_value_of_pure_eps_is_the_exact_test_of_a_biased_coin():

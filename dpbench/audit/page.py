@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.text import Text
 
@@ -50,7 +52,9 @@ def _notes(finding: Finding) -> list[str]:
     """What the numbers of an attack can't tell."""
     notes = []
     factor = finding.details.get("notices_noise_too_small_by")
-    if factor is not None:
+    if factor is not None and math.isinf(factor):
+        notes.append("not even a hundredth of the noise would be noticed; more runs of the step (audit.runs) would")
+    elif factor is not None:
         notes.append(f"noise too small by a factor of {factor:.2f} would be noticed in about half of all audits")
     reach = finding.details.get("reach", 1.0)
     if reach < WHOLE:
