@@ -66,7 +66,7 @@ class Row:
             "test accuracy, last (%)": None if final is None else round(100 * final, 6),
             "best on test (%)": None if best is None else round(100 * best, 6),
             "eps": summary.get("eps"),
-            "eps is proven": str(is_proven(summary)).lower() if "eps" in summary else None,
+            "eps is proven": None if summary.get("eps") is None else str(is_proven(summary)).lower(),
             "eps as published": summary.get("published_eps"),
             "delta": summary.get("delta"),
             "noise multiplier": summary.get("noise_multiplier"),
@@ -77,23 +77,17 @@ class Row:
 
     def cells(self) -> list[str]:
         """Texts in the order of `COLUMNS`; a missing number is a dash. Unfinished runs show no accuracy."""
-        summary = self.summary if self.status == "finished" else {}
-        return [
-            self.name,
-            _text(self.accuracy("final"), lambda x: f"{100 * x:.2f}"),
-            _text(self.accuracy("best"), lambda x: f"{100 * x:.2f}"),
-            _text(summary.get("eps"), lambda x: f"{float(x):.4g}" + ("" if is_proven(summary) else UNPROVEN)),
-            _text(summary.get("published_eps"), lambda x: f"accounting differs: {x:.4g}"),
-            _text(summary.get("delta"), lambda x: f"{x:.3g}"),
-            _text(summary.get("noise_multiplier"), lambda x: f"{x:.4f}"),
-            _text(summary.get("steps"), str),
-            self.status,
-            self.folder,
-        ]
-
-
-def _text(value: Any, how: Any) -> str:
-    return NOTHING if value is None else how(value)
+        found = self.values()
+        unproven = UNPROVEN if found["eps is proven"] == "false" else ""
+        shown = {
+            "test accuracy, last (%)": lambda x: f"{x:.2f}",
+            "best on test (%)": lambda x: f"{x:.2f}",
+            "eps": lambda x: f"{float(x):.4g}{unproven}",
+            "eps as published": lambda x: f"accounting differs: {x:.4g}",
+            "delta": lambda x: f"{x:.3g}",
+            "noise multiplier": lambda x: f"{x:.4f}",
+        }
+        return [NOTHING if found[name] is None else shown.get(name, str)(found[name]) for name in COLUMNS]
 
 
 def print_table(rows: list[Row], console: Console) -> None:
