@@ -26,7 +26,7 @@ import yaml
 from cli import ROOT, SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, snapshot, status
 from rich.console import Console
 from torch import nn
-from wandb_log import OfflineRun
+from wandb_log import offline_runs
 
 from dpbench import clip as clips
 from dpbench import run as command
@@ -731,8 +731,7 @@ def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_p
     (said,) = [line for line in done.stdout.splitlines() if "W&B" in line and not line.startswith("W&B: online")]
     assert "W&B can't go online" in said
     assert [status(record) for record in records(tmp_path)] == ["finished"] * 2
-    runs = [OfflineRun(path) for path in tmp_path.glob("wandb/offline-run-*/*.wandb")]
-    written = [run for run in runs if run.run.job_type == "train"]
+    written = [run for run in offline_runs(tmp_path) if run.run.job_type == "train"]
     assert [[line["step"] for line in run.history] for run in written] == [list(range(1, STEPS + 1))] * 2
     assert [run.exit_code for run in written] == [0, 0]
 

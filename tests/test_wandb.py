@@ -441,7 +441,7 @@ def test_where_the_server_does_not_answer_runs_are_recorded_here_under_their_ids
     network.attempts.clear()
     (line,) = said
     assert line.startswith("W&B can't go online (")
-    runs = [OfflineRun(path) for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))]
+    runs = written(tmp_path)
     assert {run.run.run_id: run.run.display_name for run in runs} == {
         tracker.id: name for tracker, name in zip(trackers, ("a", "b"), strict=True)
     }
