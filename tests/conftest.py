@@ -2,18 +2,25 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from cli import only_record, run
 from helpers import accept_made_up_files
+from omegaconf import DictConfig
 from results_command import age_by
+
+from dpbench.config import compose
 
 # The models are tiny: more threads only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+BY_HYDRA = compose._compose
 
 # One file of each data set or tokenizer, below the data root.
 MARKS = {
@@ -32,10 +39,36 @@ MARKS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Calibrations are shared by the tests and kept from the user's cache, in subprocesses too."""
+    """Calibrations are shared by the tests, their processes too, and kept from the user's cache."""
+    of_this_process = tmp_path_factory.getbasetemp()
+    of_all = of_this_process.parent if "PYTEST_XDIST_WORKER" in os.environ else of_this_process
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DPBENCH_CACHE", str(of_all / "cache"))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compositions_of_the_tests() -> Iterator[None]:
+    """What Hydra composes of built-in options alone is shared by the tests: it takes longer than most of their runs."""
+    known: dict[tuple[str, ...], DictConfig] = {}
+
+    def composed(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
+        if config_dirs:
+            return BY_HYDRA(overrides, config_dirs)
+        key = (*sys.path, "", *overrides)  # where Hydra looks for further options, and what is typed
+        if key not in known:
+            known[key] = BY_HYDRA(overrides, config_dirs)
+        return deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compose, "_compose", composed)
+        yield
+
+
+@pytest.fixture
+def composed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that Hydra composed before is taken for what it composes."""
+    monkeypatch.setattr(compose, "_compose", BY_HYDRA)
 
 
 @pytest.fixture(scope="session")

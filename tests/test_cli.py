@@ -410,7 +410,7 @@ def test_force_runs_again_and_keeps_the_old_record_until_the_new_one_is_finished
     assert [path.name for path in record.parent.iterdir()] == [record.name]
 
 
-def test_a_single_run_is_composed_once(tmp_path, monkeypatch):
+def test_a_single_run_is_composed_once(tmp_path, monkeypatch, composed_anew):
     composed, compose = [], ConfigLoaderImpl.load_configuration
 
     def counted(self, *arguments, **named):

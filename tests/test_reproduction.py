@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 
 from dpbench.claims import Artefact, Cell, Evidence, load_all
@@ -111,6 +112,18 @@ def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeyp
     monkeypatch.setattr(Hashes, "learn", None)
     line = typed if "model=" in typed else f"{typed} model=linear"
     assert Hashes(RecordIndex(tmp_path))(tuple(line.split())) is None
+
+
+@pytest.mark.parametrize(("typed", "found"), [("null", True), ("30", False)])
+def test_a_record_from_before_there_were_searches_is_that_of_a_run_without_one(tmp_path, typed, found, own_cache):
+    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    del settings["privacy"]["search_runs"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    line = (*TYPED_AS[0].split(), f"privacy.search_runs={typed}")
+    index = RecordIndex(tmp_path)
+    assert bool(index.possible(line)) is found
+    assert Hashes(index)(line) == (folder.parent.name if found else None)
 
 
 def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path):

@@ -33,6 +33,8 @@ NOT_IDENTITY = frozenset(
         "dataset.suggested",
     }
 )
+# Settings that older records lack: a run without them is one for which they are null.
+NULL_WHERE_ABSENT = frozenset({"privacy.search_runs"})
 # What config.yaml holds besides the settings.
 BESIDE = frozenset({"choices", "overrides"})
 
@@ -88,8 +90,10 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 def leave_out_absent(settings: dict[str, Any]) -> None:
     """Take out of an identity what a run has not: one that is of no search is what it was before there were any."""
-    if settings["privacy"].get("search_runs") is None:
-        settings["privacy"].pop("search_runs", None)
+    for setting in NULL_WHERE_ABSENT:
+        group, _, name = setting.partition(".")
+        if settings[group].get(name) is None:
+            settings[group].pop(name, None)
 
 
 def config_hash(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from dpbench.config import conf_folder
-from dpbench.config.identity import NOT_IDENTITY
+from dpbench.config.identity import NOT_IDENTITY, NULL_WHERE_ABSENT
 from dpbench.config.messages import GROUPS
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
@@ -85,7 +85,9 @@ class RecordIndex:
         if wanted is ANY:
             return self._all
         held = self._index.column(key)
-        return frozenset(self._unread).union(d for d, place in self._places.items() if _may_be(held[place], wanted))
+        absent = None if key in NULL_WHERE_ABSENT else ANY
+        known = {d: absent if held[place] is ABSENT else canonical(held[place]) for d, place in self._places.items()}
+        return frozenset(self._unread).union(d for d, value in known.items() if value is ANY or value == wanted)
 
 
 @remembered
@@ -94,11 +96,6 @@ def option_name(group: str, option: str) -> str | None:
     file = conf_folder() / group / f"{option}.yaml"
     found = re.search(r"^ *name: ([\w.-]+) *(#.*)?$", file.read_text(), re.MULTILINE) if file.is_file() else None
     return found[1] if found is not None else None
-
-
-def _may_be(recorded: Any, wanted: Any) -> bool:
-    held = ANY if recorded is ABSENT else canonical(recorded)
-    return held is ANY or held == wanted
 
 
 class _Settings(Mapping[str, Mapping[str, Any]]):
