@@ -1,10 +1,10 @@
 """What holds for every test."""
 
 import os
-import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -50,15 +50,15 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 @pytest.fixture(scope="session", autouse=True)
 def _compositions_of_the_tests() -> Iterator[None]:
     """What Hydra composes of built-in options alone is shared by the tests: it takes longer than most of their runs."""
-    known: dict[tuple[str, ...], bytes] = {}
+    known: dict[tuple[str, ...], DictConfig] = {}
 
     def composed(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
         if config_dirs:
             return BY_HYDRA(overrides, config_dirs)
         key = (*sys.path, "", *overrides)  # where Hydra looks for further options, and what is typed
         if key not in known:
-            known[key] = pickle.dumps(BY_HYDRA(overrides, config_dirs))
-        return pickle.loads(known[key])
+            known[key] = BY_HYDRA(overrides, config_dirs)
+        return deepcopy(known[key])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", composed)
