@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
+from omegaconf import OmegaConf
 
 from dpbench.claims import Artefact, Cell, Evidence, load_all
 from dpbench.config import Job, compose_each, conf_folder, config_hash
 from dpbench.config.identity import changes_nothing
+from dpbench.config.schema import SCHEMAS
 from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.reproduction import available, facts, queue, standing, times
@@ -24,7 +27,8 @@ from dpbench.reproduction.arguments import PASSED_ON, Arguments, parse
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import facts_of
 from dpbench.reproduction.hashes import Hashes, settings
-from dpbench.reproduction.index import RecordIndex, canonical, option_name
+from dpbench.reproduction.index import RecordIndex, canonical
+from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State, standing_of
 from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
@@ -105,7 +109,8 @@ def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_
 
 
 @pytest.mark.parametrize(
-    "typed", ["eps=3", "eps=2 optim.lr=1", "eps=2 dataset=mnist", "eps=2 model=mlp", "batch_size=64"]
+    "typed",
+    ["eps=3", "eps=2 optim.lr=1", "eps=2 dataset=mnist", "eps=2 model=mlp", "batch_size=64", "eps=2 optim=adam"],
 )
 def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeypatch):
     record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
@@ -135,11 +140,11 @@ def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path
 
 
 def test_a_record_that_appears_later_is_seen_after_a_refresh(tmp_path):
-    index = RecordIndex(tmp_path)
-    assert not index.possible(["eps=2"])
+    index, line = RecordIndex(tmp_path), ["model=linear", "eps=2"]
+    assert not index.possible(line)
     folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
     index.refresh()
-    assert index.possible(["eps=2"]) == {folder.parent.name}
+    assert index.possible(line) == {folder.parent.name}
 
 
 def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
@@ -177,6 +182,33 @@ def test_options_carry_their_names(group):
     assert option_name(group, "no_such") is None
 
 
+ALGOS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        *(f"algo={algo}" for algo in ALGOS),
+        "algo=adp noise=constant",
+        "algo=lp_dpadam filter=f3 optim=adambc clip=normalised",
+        "dataset=cifar10",
+        "dataset=cifar10 model=wrn_40_4",
+    ],
+)
+def test_the_stages_of_a_run_are_known_from_the_files_of_its_options(line):
+    compose_each([])  # makes the schemas known to Hydra
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        composed = compose("config", line.split())
+    found = dict(kind.split(".kind=") for kind in kinds_of(tuple(tuple(typed.split("=")) for typed in line.split())))
+    assert found == {group: OmegaConf.get_type(composed, group).__name__ for group in SCHEMAS}
+
+
+@pytest.mark.parametrize("options", [(("algo", "no_such"),), (("dataset", "no_such"),)])
+def test_of_options_that_are_not_there_nothing_is_known(options):
+    assert kinds_of(options) == ()
+
+
 # What is known of a run before it is composed.
 
 
@@ -197,7 +229,7 @@ def test_facts_are_those_of_the_composed_run():
 
 
 def test_facts_of_options_of_another_form_are_composed(monkeypatch):
-    monkeypatch.setattr(facts, "_schema", lambda content, group: {}[group])
+    monkeypatch.setattr(facts, "schema_of", lambda content, group: {}[group])
     facts._made.cache_clear()
     found = facts_of({"dataset": "digits", "model": "linear", "algo": "disk", "eps": "1"})
     facts._made.cache_clear()

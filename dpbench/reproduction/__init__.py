@@ -4,6 +4,7 @@
 |---|---|
 | `arguments` | what was typed |
 | `index`, `hashes` | which records can be a candidate's, without composing every configuration |
+| `options` | what options mean, from their files alone |
 | `facts`, `available` | what a candidate is, read from its options alone; whether its data and weights are here |
 | `times` | how long its runs take on this device |
 | `standing` | which runs a cell still asks for |

@@ -1,14 +1,13 @@
 """What decides how long a run takes and what it reads, from the options named in its overrides alone.
 
-Hydra composes a whole run in a third of a second; a plan asks this of hundreds of kinds of runs. Data set, model and
-query are made of their own files here, and everything else that matters is a number that was typed.
+A plan asks this of hundreds of kinds of runs. Data set, model and query are made of their own files here; everything
+else that matters is a number that was typed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache as remembered
 from functools import cached_property
@@ -19,13 +18,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.claims.notation import Overrides
-from dpbench.config import compose_each, conf_folder
+from dpbench.config import compose_each
 from dpbench.config.identity import plain
 from dpbench.config.rules import evaluated_every
 from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.data import Dataset
 from dpbench.models import Model, PretrainedModel
 from dpbench.query import Query
+from dpbench.reproduction.options import chosen_by, read_option, schema_of
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ def _below(overrides: Overrides, groups: tuple[str, ...]) -> tuple[tuple[str, st
 def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> list[Any]:
     """Stages from the files of their options; KeyError and the like where those are not of the usual form."""
     overrides = dict(settings)
-    algo = _file("algo", overrides["algo"]) if "algo" in overrides else {}
+    algo = read_option("algo", overrides["algo"]) if "algo" in overrides else {}
     tree = OmegaConf.create({"algo": algo.get("algo", {})})
     for group in groups:
-        option = overrides.get(group) or (_chosen(algo, group) or "one_point" if group == "query" else "")
-        content = _file(group, option)
+        option = overrides.get(group) or (chosen_by(algo, group) or "one_point" if group == "query" else "")
+        content = read_option(group, option)
         own = content[group] if "@package _global_" in content["head"] else content
         values = {key: value for key, value in own.items() if key not in ("defaults", "head")}
-        tree[group] = OmegaConf.unsafe_merge(OmegaConf.structured(SCHEMAS[group][_schema(content, group)]), values)
+        tree[group] = OmegaConf.unsafe_merge(OmegaConf.structured(SCHEMAS[group][schema_of(content, group)]), values)
     for key, value in settings:
         if "." in key:
             OmegaConf.update(tree, key, yaml.safe_load(value), merge=True)
@@ -143,28 +143,3 @@ def facts_of_run(config: RunConfig) -> Facts:
         math.ceil(config.steps / config.evaluate_every),
         config.augmentation.copies,
     )
-
-
-@remembered
-def _file(group: str, option: str) -> Mapping[str, Any]:
-    """A YAML file of an option over those that it extends, with its text before the defaults as "head"."""
-    text = (conf_folder() / group / f"{option}.yaml").read_text()
-    found: dict[str, Any] = {**(yaml.safe_load(text) or {}), "head": text.partition("defaults:")[0]}
-    for line in found.get("defaults", []):
-        if isinstance(line, str) and line != "_self_":
-            extended = _file(group, line)
-            found = {**extended, **found, "defaults": [*extended["defaults"], *found["defaults"]]}
-    return found
-
-
-def _chosen(content: Mapping[str, Any], group: str) -> str | None:
-    """The option of a group that the defaults list of a file chooses."""
-    lines = [line for line in content.get("defaults", []) if isinstance(line, dict)]
-    return next((line[f"override /{group}"] for line in lines if f"override /{group}" in line), None)
-
-
-def _schema(content: Mapping[str, Any], group: str) -> str:
-    """The schema that the defaults list of a file names for it."""
-    lines = [line for line in content["defaults"] if isinstance(line, dict)]
-    found = {key: option for line in lines for key, option in line.items()}
-    return str(found.get(f"/schema/{group}@{group}") or found[f"/schema/{group}@_here_"])

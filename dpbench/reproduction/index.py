@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache as remembered
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from dpbench.config import conf_folder
 from dpbench.config.identity import NOT_IDENTITY, NULL_WHERE_ABSENT
 from dpbench.config.messages import GROUPS
+from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
 from dpbench.tracking.values import ANY, canonical
@@ -27,8 +25,8 @@ DERIVED = ("delta", "evaluation")
 class RecordIndex:
     """The settings of all records below <results_dir>/runs, by hash, as `dpbench.tracking.index` holds them.
 
-    A record is ruled out only by a setting that was typed and that it holds with another value, so none is ever
-    missed; which of the others are a candidate's is for their hashes to say.
+    A record is ruled out only by a setting that was typed, or a stage that was chosen, and that it holds with another
+    value, so none is ever missed; which of the others are a candidate's is for their hashes to say.
     """
 
     def __init__(self, results_dir: Path) -> None:
@@ -60,8 +58,10 @@ class RecordIndex:
 
     def possible(self, overrides: Iterable[str]) -> frozenset[str]:
         """Hashes of the records that these overrides do not rule out."""
+        lines = list(overrides)
+        options = tuple((key, value) for key, _, value in (line.partition("=") for line in lines) if key in GROUPS)
         left = []
-        for typed in overrides:
+        for typed in (*lines, *kinds_of(options)):
             if typed not in self._possible:
                 self._possible[typed] = self._matching(typed)
             left.append(self._possible[typed])
@@ -88,14 +88,6 @@ class RecordIndex:
         absent = None if key in NULL_WHERE_ABSENT else ANY
         known = {d: absent if held[place] is ABSENT else canonical(held[place]) for d, place in self._places.items()}
         return frozenset(self._unread).union(d for d, value in known.items() if value is ANY or value == wanted)
-
-
-@remembered
-def option_name(group: str, option: str) -> str | None:
-    """The name that an option gives itself in records; None where its file can't tell."""
-    file = conf_folder() / group / f"{option}.yaml"
-    found = re.search(r"^ *name: ([\w.-]+) *(#.*)?$", file.read_text(), re.MULTILINE) if file.is_file() else None
-    return found[1] if found is not None else None
 
 
 class _Settings(Mapping[str, Mapping[str, Any]]):
