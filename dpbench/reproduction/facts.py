@@ -25,7 +25,7 @@ from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.data import Dataset
 from dpbench.models import Model, PretrainedModel
 from dpbench.query import Query
-from dpbench.reproduction.options import chosen_by, read_option, schema_of
+from dpbench.reproduction.options import chosen_by, own_settings, read_option, schema_of
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,8 @@ def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> lis
     for group in groups:
         option = overrides.get(group) or (chosen_by(algo, group) or "one_point" if group == "query" else "")
         content = read_option(group, option)
-        own = content[group] if "@package _global_" in content["head"] else content
-        values = {key: value for key, value in own.items() if key not in ("defaults", "head")}
-        tree[group] = OmegaConf.unsafe_merge(OmegaConf.structured(SCHEMAS[group][schema_of(content, group)]), values)
+        schema = OmegaConf.structured(SCHEMAS[group][schema_of(content, group)])
+        tree[group] = OmegaConf.unsafe_merge(schema, own_settings(content, group))
     for key, value in settings:
         if "." in key:
             OmegaConf.update(tree, key, yaml.safe_load(value), merge=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import cache as remembered
 from typing import Any
@@ -50,12 +49,25 @@ def schema_of(content: Mapping[str, Any], group: str) -> str:
     return found.get(f"/schema/{group}@{group}") or found[f"/schema/{group}@_here_"]
 
 
+def own_settings(content: Mapping[str, Any], group: str) -> dict[str, Any]:
+    """What a file sets in its group."""
+    own = content[group] if "@package _global_" in content["head"] else content
+    return {key: value for key, value in own.items() if key not in ("defaults", "head")}
+
+
 @remembered
 def option_name(group: str, option: str) -> str | None:
     """The name that an option gives itself in records; None where its file can't tell."""
-    file = conf_folder() / group / f"{option}.yaml"
-    found = re.search(r"^ *name: ([\w.-]+) *(#.*)?$", file.read_text(), re.MULTILINE) if file.is_file() else None
-    return found[1] if found is not None else None
+    try:
+        return str(own_settings(read_option(group, option), group)["name"])
+    except (OSError, KeyError):
+        return None
+
+
+@remembered
+def _by_default() -> Mapping[str, str]:
+    """The option of each group where none is typed, chosen by an algorithm or by a data set."""
+    return _defaults(yaml.safe_load((conf_folder() / "config.yaml").read_text()))
 
 
 @remembered
@@ -64,8 +76,7 @@ def kinds_of(options: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
     Groups whose files can't tell are left out.
     """
-    typed = dict(options)
-    chosen = _defaults(yaml.safe_load((conf_folder() / "config.yaml").read_text()))
+    typed, chosen = dict(options), dict(_by_default())
     for group in ("dataset", "algo"):
         option = typed.get(group, chosen[group])
         try:
