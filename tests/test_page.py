@@ -4,7 +4,6 @@ import ast
 import hashlib
 import json
 import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +15,7 @@ from dpbench.claims import PAPERS, Artefact, Evidence, Outcome, load_all, load_a
 from dpbench.config import conf_folder
 from dpbench.report import build_grid, views
 from dpbench.report import page as page_module
-from dpbench.report.inline_svg import Letters, inline_svg
+from dpbench.report.inline_svg import inline_svg
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.page import page
 
@@ -444,7 +443,7 @@ def test_below_a_figure_stands_whether_it_shows_runs_or_only_what_is_printed(wor
 def test_a_figure_keeps_what_draws_and_loses_the_rest(tmp_path):
     path = tmp_path / "x.svg"
     path.write_text(PICTURE)
-    picture = str(inline_svg(path, "p-", 'a "label"', Letters()))
+    picture = str(inline_svg(path, "p-", 'a "label"'))
     assert 'clip-path="url(#p-c)"' in picture
     assert '<use style="fill: red" href="#p-m"' in picture or '<use href="#p-m" style="fill: red"' in picture
     assert "a &lt; b" in picture
@@ -458,30 +457,8 @@ def test_a_figure_keeps_what_draws_and_loses_the_rest(tmp_path):
 def test_what_is_no_picture_is_left_out(tmp_path, content):
     path = tmp_path / "x.svg"
     path.write_text(content)
-    assert inline_svg(path, "p-", "x", Letters()) is None
-    assert inline_svg(tmp_path / "none.svg", "p-", "x", Letters()) is None
-
-
-def test_letters_of_several_figures_stand_in_the_page_once(tmp_path):
-    letters, outlines = Letters(), ("M0 0h9z", "M1 1h9z", "M2 2v5z")
-    for name, (first, second) in {"a": outlines[:2], "b": outlines[1:]}.items():
-        path = tmp_path / f"{name}.svg"
-        path.write_text(
-            f"""<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"><defs>
-<path d="{first}" transform="scale(.1)" id="i0"/><path d="{second}" transform="scale(.1)" id="i1"/>
-<path d="{first}" id="mark"/></defs>
-<use xlink:href="#i0"/><use xlink:href="#i1" x="9"/><use xlink:href="#mark"/></svg>"""
-        )
-    pictures = {
-        name: ET.fromstring(str(inline_svg(tmp_path / f"{name}.svg", f"{name}-", "x", letters))) for name in "ab"
-    }
-    defined = {path.attrib["id"]: path.attrib["d"] for path in ET.fromstring(str(letters.svg())).iter("path")}
-    assert sorted(defined.values()) == list(outlines)
-    for name, (first, second) in {"a": outlines[:2], "b": outlines[1:]}.items():
-        assert [path.attrib["id"] for path in pictures[name].iter("path")] == [f"{name}-mark"]
-        *shown, mark = (use.attrib["href"].removeprefix("#") for use in pictures[name].iter("use"))
-        assert [defined[letter] for letter in shown] == [first, second]
-        assert mark == f"{name}-mark"
+    assert inline_svg(path, "p-", "x") is None
+    assert inline_svg(tmp_path / "none.svg", "p-", "x") is None
 
 
 # Colours.

@@ -17,8 +17,7 @@ NAMESPACES = {
 }
 WITHIN = re.compile(r"url\(#([^)]+)\)")
 LONG = re.compile(r"-?\d+\.\d{3,}")
-TRANSLATION = re.compile(r"translate\([^)]*\)")
-SIDEWAYS = re.compile(r"translate\((\S+)[ ,]0\)")
+PLACE = re.compile(r"(translate|rotate)\([^)]*\)")
 POSITIONS = ("x", "y", "cx", "cy", "points")
 TOKEN = re.compile(r"[A-Za-z]|-?\d+(?:\.\d+)?(?:e-?\d+)?")
 # Numbers that a command of a path takes.
@@ -41,6 +40,7 @@ def compact(svg: bytes) -> bytes:
     for element in root.iter():
         if element.tag != f"{{{SVG}}}style":
             _shorten(element, short)
+    _inherit(root)
     _unwrap(root)
     _gather(root)
     return ET.tostring(root)
@@ -61,14 +61,10 @@ def _shorten(element: ET.Element, short: dict[str, str]) -> None:
         elif key in POSITIONS:
             element.attrib[key] = " ".join(LONG.sub(_rounded, value).split())
         elif key == "transform":  # scales keep their digits
-            element.attrib[key] = TRANSLATION.sub(lambda match: LONG.sub(_rounded, match[0]), value)
+            element.attrib[key] = PLACE.sub(lambda match: LONG.sub(_rounded, match[0]), value)
         else:
             value = value.replace(": ", ":").replace("; ", ";") if key == "style" else value
             element.attrib[key] = WITHIN.sub(lambda match: f"url(#{short[match[1]]})", value)
-    aside = SIDEWAYS.fullmatch(element.attrib.get("transform", ""))
-    if element.tag == f"{{{SVG}}}use" and aside is not None and "x" not in element.attrib:
-        del element.attrib["transform"]
-        element.attrib["x"] = aside[1]
 
 
 def _rounded(match: re.Match[str]) -> str:
@@ -110,6 +106,15 @@ def relative(path: str) -> str:
 def _hundredths(number: int) -> str:
     digits = f"{abs(number) / 100:.2f}".rstrip("0").rstrip(".")
     return ("-" if number < 0 else "") + (digits.removeprefix("0") or "0")
+
+
+def _inherit(root: ET.Element) -> None:
+    """Take from uses the style that what they show has itself."""
+    own = {f"#{element.get('id')}": element.get("style") for element in root.iter() if "id" in element.attrib}
+    for use in root.iter(f"{{{SVG}}}use"):
+        style = use.get("style")
+        if style and style == own[use.attrib[LINK]] and not OPACITY.search(style):  # which would hold twice
+            del use.attrib["style"]
 
 
 def _gather(element: ET.Element) -> None:

@@ -24,7 +24,7 @@ from PIL import Image
 
 from dpbench.claims.computed_file import Style
 from dpbench.claims.draw import numeric
-from dpbench.report import compact_svg, palette, ranking
+from dpbench.report import compact_svg, palette, ranking, svg_text
 from dpbench.report import legend as legends
 from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
@@ -39,7 +39,7 @@ BAR = 0.6  # inches beside a map, for its scale
 PIXELS = 200  # to the inch, of a PNG
 COLOURS = 96  # of a PNG, all that a picture has but for the blurring of edges
 STYLE: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that letters are the same everywhere
+    "font.family": svg_text.FONT,  # comes with matplotlib
     "font.size": 7.5,
     "axes.titlesize": 7.5,
     "axes.titley": 1.0,  # or each title is measured against all that could be above its axes
@@ -56,15 +56,14 @@ STYLE: Any = {
     "axes.axisbelow": True,
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    # Letters as outlines: a reader's machine may lack the font, and then labels would run into each other.
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",  # text, which `svg_text` makes take the same room everywhere
     "svg.hashsalt": "dpbench",
 }
 
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = "".join(map(inspect.getsource, (sys.modules[__name__], compact_svg, legends, palette, ranking)))
+    program = "".join(map(inspect.getsource, (sys.modules[__name__], compact_svg, legends, palette, ranking, svg_text)))
     return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
 
 
@@ -78,7 +77,7 @@ def files_of(picture: Picture) -> tuple[bytes, bytes]:
         figure.savefig(png, format="png", dpi=PIXELS)
     small = io.BytesIO()
     Image.open(png).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return compact_svg.compact(svg.getvalue()), small.getvalue()
+    return compact_svg.compact(svg_text.settled(svg.getvalue())), small.getvalue()
 
 
 def draw(picture: Picture) -> Figure:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
 from pathlib import Path
 
 from markupsafe import Markup
@@ -19,45 +18,16 @@ DRAWS = {
     "tspan", "title", "desc", "clipPath", "marker", "pattern", "linearGradient", "radialGradient", "stop",
 }  # fmt: skip
 LENGTH = re.compile(r"(?P<number>\d+(\.\d+)?)(px|pt|in|cm|mm)?")
-# The attributes by which matplotlib defines a letter.
-LETTER = {"d", "id", "transform"}
 ELSEWHERE = re.compile(r"url\((?!#)[^)]*\)|@import|javascript:", re.IGNORECASE)
 
 
-class Letters:
-    """Outlines that many pictures of a page have, each of which the page needs once."""
-
-    def __init__(self) -> None:
-        self._ids: dict[tuple[str, str], str] = {}
-
-    def taken_from(self, picture: ET.Element) -> dict[str, str]:
-        """Take what defines letters out of a picture; their ids on the page by those in the picture."""
-        taken: dict[str, str] = {}
-        for definitions in picture.iter(f"{SVG}defs"):
-            for path in list(definitions):
-                if path.tag == f"{SVG}path" and path.attrib.keys() == LETTER:
-                    outline = path.attrib["d"], path.attrib["transform"]
-                    taken[path.attrib["id"]] = self._ids.setdefault(outline, f"letter{len(self._ids)}")
-                    definitions.remove(path)
-        return taken
-
-    def svg(self) -> Markup:
-        """An element without extent that defines all that were taken."""
-        root = ET.Element("svg", {"width": "0", "height": "0", "aria-hidden": "true"})
-        definitions = ET.SubElement(root, "defs")
-        for (d, transform), name in self._ids.items():
-            ET.SubElement(definitions, "path", {"id": name, "d": d, "transform": transform})
-        return Markup(ET.tostring(root, encoding="unicode"))
-
-
-def inline_svg(path: Path, prefix: str, label: str, letters: Letters) -> Markup | None:
+def inline_svg(path: Path, prefix: str, label: str) -> Markup | None:
     """A picture as an <svg> element; None where there is no such file, or it is no SVG.
 
     Args:
         path: the file.
         prefix: goes before all ids, so that those of several pictures differ.
         label: what the picture shows, for those who don't see it.
-        letters: of the page; those of the picture are added.
     """
     try:
         root = ET.fromstring(path.read_bytes())
@@ -65,7 +35,7 @@ def inline_svg(path: Path, prefix: str, label: str, letters: Letters) -> Markup 
         return None
     if root.tag != f"{SVG}svg":
         return None
-    _clean(root, prefix, letters.taken_from(root))
+    _clean(root, prefix)
     # The rule of matplotlib's style sheet, which is left out.
     attributes = {"role": "img", "aria-label": label, "stroke-linejoin": "round", "stroke-linecap": "butt"}
     width, height = (LENGTH.fullmatch(root.attrib.pop(side, "")) for side in ("width", "height"))
@@ -78,7 +48,7 @@ def inline_svg(path: Path, prefix: str, label: str, letters: Letters) -> Markup 
     return Markup(ET.tostring(root, encoding="unicode"))
 
 
-def _clean(element: ET.Element, prefix: str, letters: Mapping[str, str]) -> None:
+def _clean(element: ET.Element, prefix: str) -> None:
     for name, value in list(element.attrib.items()):
         del element.attrib[name]
         name, value = ("href" if name == LINK else name), WITHIN.sub(rf"url(#{prefix}\1)", value)
@@ -88,10 +58,10 @@ def _clean(element: ET.Element, prefix: str, letters: Mapping[str, str]) -> None
         if name == "id":
             value = prefix + value
         elif name == "href":
-            value = f"#{letters.get(value[1:], prefix + value[1:])}"
+            value = f"#{prefix}{value[1:]}"
         element.attrib[name] = value
     for child in list(element):
         if isinstance(child.tag, str) and child.tag.removeprefix(SVG) in DRAWS and child.tag.startswith(SVG):
-            _clean(child, prefix, letters)
+            _clean(child, prefix)
         else:
             element.remove(child)

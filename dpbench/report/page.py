@@ -14,7 +14,6 @@ from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
 from dpbench.report.grid import Grid, scorecard
-from dpbench.report.inline_svg import Letters
 from dpbench.report.layout import place_of
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
@@ -37,8 +36,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     template = _environment().get_template("page.html.jinja")
     runs = read_runs(grids, results_dir)
     shown = _details(runs, template.environment)
-    letters = Letters()
-    views = [ArtefactView(grid, results_dir, frozenset(shown), letters) for grid in grids]
+    views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
     papers = [PaperView(key, tuple(view for view in views if view.grid.artefact.paper == key)) for key in SECTIONS]
     return template.render(
         papers=[paper for paper in papers if paper.artefacts],
@@ -50,7 +48,6 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         limit=RUNS_LIMIT // 1_000_000,
         not_counted=NOT_COUNTED,
         methods=method_pages(conf_folder().parent / "docs" / "methods"),
-        letters=letters,
     )
 
 

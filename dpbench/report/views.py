@@ -13,7 +13,7 @@ from markupsafe import Markup
 from dpbench.claims import SECTIONS, Cell, Finding, Kind, Lack, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid, scorecard
-from dpbench.report.inline_svg import Letters, inline_svg
+from dpbench.report.inline_svg import inline_svg
 from dpbench.report.layout import place_of
 from dpbench.wording import number_of
 
@@ -91,13 +91,11 @@ class ArtefactView:
         grid: all that was found about it.
         results_dir: holds its picture and its files.
         shown: hashes of the configurations whose runs have details on the page.
-        letters: of all pictures of the page.
     """
 
     grid: Grid
     results_dir: Path
     shown: frozenset[str]
-    letters: Letters
 
     @property
     def name(self) -> str:
@@ -155,7 +153,6 @@ class ArtefactView:
             self.results_dir / f"{self.file}.svg",
             f"{self.anchor}-",
             f"{place_of(self.grid.artefact.where)}, {self.drawn_from}: {self.grid.artefact.title}",
-            self.letters,
         )
         return picture if picture is not None and len(picture) <= FIGURE_LIMIT else None
 
