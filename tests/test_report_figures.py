@@ -3,12 +3,14 @@
 import json
 import math
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -218,6 +220,22 @@ def test_a_ranking_has_a_row_for_each_method_that_was_run(tmp_path):
     assert {row: list(x) for row, x in drawn.items()} == {0: [82.0], 1: [81.0], 2: [80.0], 3: [79.0]}
     assert [text.get_text() for text in axes.texts] == ["◂ 20"]
     assert axes.get_xlim()[0] > 70
+
+
+@pytest.mark.parametrize("values", [(90.5, 91.8), (89.2, 93.4), (92.0, 94.2), (0.5, 1.0), (10.0, 10.03), (99.9, 99.96)])
+def test_labels_below_a_ranking_stand_apart(values):
+    panel = Ranking("eps = 1", "test accuracy (%)", ("A", "B"), values, (None, None), values[0])
+    figure = draw(Picture("t", "s", (panel,) * 4, names=("A", "B"), methods=True))
+    FigureCanvasAgg(figure).draw()
+    for axes in panels(figure):
+        low, high = axes.get_xlim()
+        boxes = [
+            label.get_window_extent()
+            for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+            if low <= place <= high
+        ]
+        assert 1 <= len(boxes) <= 4
+        assert all(right.x0 - left.x1 > 0.04 * figure.dpi for left, right in pairwise(boxes))
 
 
 def test_spectra_of_recorded_gradients(tmp_path):

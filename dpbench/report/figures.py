@@ -122,7 +122,7 @@ class _Drawing:
             if isinstance(panel, Map):
                 self._map(axes, panel)
             elif isinstance(panel, Ranking):
-                ranking.draw_ranking(axes, panel, self.looks, named=place == 0)
+                ranking.draw_ranking(axes, panel, self.looks, width=width, named=place == 0)
             else:
                 self._plot(axes, panel)
         if isinstance(picture.panels[0], Ranking):

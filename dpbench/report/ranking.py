@@ -13,6 +13,7 @@ from dpbench.report.picture import Ranking
 
 ROW = 0.145  # inches
 LETTER = 0.058  # inches, of a name
+DIGIT, APART = 0.055, 0.08  # inches, of a tick's label and between two of them
 # A mark this many times as far below the middle as the best one is above it leaves the panel; an arrow has its number.
 FAR = 4.0
 
@@ -27,13 +28,14 @@ def margin_of(panel: Ranking) -> float:
     return 0.15 + LETTER * max(map(len, panel.rows))
 
 
-def draw_ranking(axes: Axes, panel: Ranking, looks: Mapping[str, Look], *, named: bool) -> None:
+def draw_ranking(axes: Axes, panel: Ranking, looks: Mapping[str, Look], *, width: float, named: bool) -> None:
     """Draw a panel into axes.
 
     Args:
         axes: empty ones.
         panel: what to draw.
         looks: of the names.
+        width: of the axes, in inches.
         named: whether the names stand beside it.
     """
     known = sorted(value for value in panel.values if value is not None)
@@ -64,7 +66,18 @@ def draw_ranking(axes: Axes, panel: Ranking, looks: Mapping[str, Look], *, named
     axes.set_ylim(len(panel.rows) - 0.4, -0.6)
     axes.set_yticks(range(len(panel.rows)), panel.rows if named else [""] * len(panel.rows))
     axes.tick_params(axis="y", length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(_ticks(*axes.get_xlim(), width))
+
+
+def _ticks(low: float, high: float, width: float) -> MaxNLocator:
+    """At most three intervals, fewer where labels would touch."""
+    for intervals in (3, 2):
+        locator = MaxNLocator(intervals)
+        ticks = [value for value in locator.tick_values(low, high) if low <= value <= high]
+        label = DIGIT * max(len(f"{value:g}") for value in ticks)
+        if len(ticks) < 2 or (ticks[1] - ticks[0]) / (high - low) * width >= label + APART:
+            break
+    return locator
 
 
 def _edge(known: list[float]) -> float:
