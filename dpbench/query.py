@@ -46,7 +46,7 @@ class Query(Stage):
         return 1.0
 
     def points(self, iterate: Tensor) -> list[Point]:
-        """Points of the next step. Called once a step.
+        """Points of the next step, the current iterate first if it is one of them. Called once a step.
 
         Args:
             iterate: current parameters θ_t, shape (d,); a live buffer that the optimizer will overwrite.
@@ -104,7 +104,7 @@ class TwoPoint(Query):
         self._previous.copy_(iterate)
         if weight == 1:
             return [Point(1.0, probe)]
-        return [Point(weight, probe), Point(1 - weight, iterate)]
+        return [Point(1 - weight, iterate), Point(weight, probe)]
 
     @override
     def state_dict(self) -> State:

@@ -182,7 +182,9 @@ class PrivateStep:
         self.ledger.record(Release(self.sampling_rate, multiplier, self.threshold.beside))
         if self.threshold.beside:
             self.threshold.observe(found.norms)
-            noise = self.noise_std(self.steps, threshold) / self.clip.kept_whole(threshold)
+            # What is chosen is the threshold of the next step, and there may be other noise in that.
+            following = min(self.steps + 1, len(self.ledger.plan) - 1)
+            noise = self.noise_std(following, threshold) / self.clip.kept_whole(threshold)
             error_weight = len(found.total) * (noise / threshold) ** 2
             self.threshold.release(self.side_source if multiplier > 0 else None, error_weight)
         if multiplier > 0:

@@ -19,7 +19,7 @@ ALGORITHMS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 SHORT = ("model=linear", "epochs=1", "evaluation.every_epochs=null", "privacy.accountant=rdp", "device=cpu")
 
 COMBINATIONS = [
-    "algo=disk threshold=dcsgd_e",
+    "algo=disk threshold=dcsgd_e clip=normalised",
     "algo=disk threshold=dcsgd_p noise=step_size schedule=inverse_sqrt clip=threshold privacy=shuffled",
     "algo=disk noise=step_size schedule=sqrt_decay optim=adam",
     "algo=disk threshold=quantile clip=psac optim=adamw",
@@ -28,21 +28,23 @@ COMBINATIONS = [
     "algo=dp_pmlf threshold=quantile filter=chebyshev",
     "algo=dp_pmlf noise=decay threshold=decay clip=normalised privacy=shuffled",
     "algo=innerouter filter=butterworth threshold=dcsgd_p",
-    "algo=doppler threshold=dcsgd_e noise=step_size schedule=cosine privacy=shuffled",
+    "algo=doppler threshold=dcsgd_e clip=threshold noise=step_size schedule=cosine privacy=shuffled",
     "algo=lp_dpadambc query=two_point threshold=quantile noise=decay privacy=shuffled",
     "algo=lp_dpgalore query=last_iterates clip=auto_v",
     "algo=adp_adagrad query=last_iterates filter=momentum",
     "algo=doppler filter=online_fir query=two_point clip.scope=per_layer",
     "algo=dp_ftrl query=two_point filter=exponential",
-    "algo=dp_ftrl_banded threshold=dcsgd_e query=last_iterates",
+    "algo=dp_ftrl_banded threshold=dcsgd_e clip=threshold query=last_iterates",
     "algo=dp_ftrl_banded optim=adambc threshold=quantile filter=first_v2",
     "algo=dicesgd query=two_point filter=exponential threshold=quantile",
     "algo=dpsgd privacy=shuffled threshold=dcsgd_p noise=growing",
-    "algo=disk privacy=fixed_size threshold=dcsgd_e averaging=exponential",
+    "algo=disk privacy=fixed_size threshold=dcsgd_e clip=threshold averaging=exponential",
 ]
 
 REFUSED = [
     ("algo=doppler optim=adam", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
+    ("algo=dpadam filter=exponential", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
+    ("algo=disk threshold=dcsgd_e", "threshold=dcsgd_e: this threshold makes the error of clipping at a threshold"),
     ("algo=adp_adagrad noise=step_size", "noise=step_size: AdaGrad-Norm's step sizes are not known before training"),
     ("algo=dpsgd clip=none", "clip=none: without clipping no noise makes a step private"),
     ("algo=dpsgd optim=adagrad_norm_uncertified", "optim.uncertified=false: its step size is made of un-noised"),

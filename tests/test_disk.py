@@ -335,8 +335,10 @@ MIXING = {
 def test_mixing_coefficients_have_the_printed_values(key):
     query = TwoPoint(*key)
     query.points(torch.zeros(2))
-    weights = [weight for weight, _ in query.points(torch.ones(2))]
-    assert [*weights, sum(map(abs, weights))] == pytest.approx(MIXING[key], abs=6e-4)
+    (own, iterate), (ahead, probe) = query.points(torch.ones(2))
+    assert [ahead, own, abs(ahead) + abs(own)] == pytest.approx(MIXING[key], abs=6e-4)
+    assert torch.equal(iterate, torch.ones(2))
+    assert torch.equal(probe, torch.full((2,), 1 + key[1]))
 
 
 def test_a_mixture_is_as_long_as_the_printed_bound_says_where_gradients_oppose():
@@ -459,8 +461,8 @@ def test_probe_lies_along_the_real_displacement(optim, base, settings):
     evaluated_points(step, layer)
     for _ in range(4):
         x = step.gradients.flat.vector.clone()
-        probe, second = evaluated_points(step, layer)
-        assert torch.equal(second, x)
+        first, probe = evaluated_points(step, layer)
+        assert torch.equal(first, x)
         torch.testing.assert_close(probe, x + 0.5 * (x - previous), **EXACT)
         previous = x
 

@@ -338,6 +338,20 @@ class Crowded(nn.Module):
         return self.head(x * (x[:, :1] >= least))
 
 
+class Alone(nn.Linear):
+    """Treats small batches otherwise, and mixes nothing."""
+
+    def forward(self, x):
+        return super().forward(x) * (2.0 if len(x) < 5 else 1.0)
+
+
+def test_a_model_that_treats_small_batches_otherwise_goes_one_by_one():
+    engine = engine_of(Alone(4, 3))
+    assert_right(engine, (torch.randn(12, 4).double(), torch.randint(3, (12,))))
+    assert isinstance(engine._way, Rows)
+    assert engine._way.by_plain_autograd
+
+
 def test_a_model_that_mixes_samples_in_large_batches_alone_goes_one_by_one():
     engine = engine_of(Crowded())
     assert_right(engine, (torch.randn(12, 4).double(), torch.randint(3, (12,))))
@@ -568,11 +582,11 @@ def test_draws_of_python_and_numpy_are_noticed(draw):
 
 def test_a_pass_without_draws_is_told_apart():
     x = torch.randn(1, 1, 2, 3)
-    with LevelDraws(0.5) as draws:
+    with LevelDraws(0.5, of_one_shape=False) as draws:
         F.scaled_dot_product_attention(x, x, x)
         torch.zeros(2).sum()
     assert not draws.drew
-    with pytest.raises(UnknownDraw), LevelDraws(0.5):
+    with pytest.raises(UnknownDraw), LevelDraws(0.5, of_one_shape=False):
         torch.poisson(torch.ones(2))
 
 
@@ -590,9 +604,9 @@ def test_the_backward_pass_of_an_attention_drops_nothing_either():
 # Losses and passes with effects
 
 
-def regularised(model):
+def regularised(model, share=0.1):
     return lambda outputs, targets: (
-        cross_entropy(outputs, targets) + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())
+        cross_entropy(outputs, targets) + share * sum(parameter.square().sum() for parameter in model.parameters())
     )
 
 
@@ -617,6 +631,20 @@ def test_seeds_are_not_shared_where_a_loss_reads_parameters():
     assert fused.objection(x, y) == "the model falls back to materialised per-sample gradients"
 
 
+@pytest.mark.parametrize("share", [0.1, 3e-5])
+def test_in_single_precision_too(share):
+    """Where the loss is read by itself, no rounding hides it, however little it adds."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(4, 6), torch.randint(3, (4,))
+    engine = PerSampleGradients(model, FlatParameters(model), regularised(model, share))
+    plain = PerSampleGradients(model, engine.flat, cross_entropy)
+    sums = [
+        one.record([Point(1.0, engine.flat.vector)], x, y).weighted_sum(torch.ones(1, 4)) for one in (engine, plain)
+    ]
+    assert isinstance(plain._way, Books)
+    torch.testing.assert_close((sums[0] - sums[1]) / (8 * share), engine.flat.vector, rtol=1e-2, atol=1e-3)
+
+
 class Renormalising(Tokens):
     def hidden(self, ids):
         return F.embedding(ids, self.embedding.weight, max_norm=0.5).mean(1)
@@ -635,6 +663,102 @@ def test_a_pass_that_changes_parameters_is_refused(kind, name):
     with pytest.raises(UserError, match=f"changes its parameter '{name}'"):
         engine.record([Point(1.0, engine.flat.vector)], TOKENS, CLASSES)
     assert torch.equal(engine.flat.vector, before)
+
+
+class Remembering(nn.Module):
+    """Centres what it reads by a mean of all samples so far, kept where and when a case says."""
+
+    def __init__(self, place, beside=None):
+        super().__init__()
+        self.layer, self.place, self.beside = nn.Linear(6, 3), place, beside
+        if place == "attribute":
+            self.mean = torch.zeros(6)
+        else:
+            self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.place != "buffer, with gradients alone" or torch.is_grad_enabled():
+            mean = 0.99 * self.mean + 0.01 * x.detach().mean(0).to(self.mean.dtype)
+            self.mean = mean if self.place == "attribute" else self.mean.copy_(mean)
+        if callable(self.beside):
+            x = x + 1e-3 * self.beside(x)
+        return self.layer(x - self.mean.to(x.dtype))
+
+
+KEEPING = {
+    "what can't be copied": lambda: Remembering("buffer", threading.Lock()),
+    "what draws otherwise": lambda: Remembering("buffer", lambda x: torch.empty_like(x).cauchy_()),
+    "what has gradients": lambda: Remembering("buffer, with gradients alone"),
+    "what is no buffer": lambda: Remembering("attribute"),
+}
+
+
+@pytest.mark.parametrize("case", KEEPING)
+def test_a_model_that_keeps_values_of_its_samples_is_refused_for(case):
+    engine = engine_of(KEEPING[case]().train())
+    before = {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
+    where = "outside of its buffers" if case == "what is no buffer" else "in the buffer 'mean'"
+    with pytest.raises(UserError, match=where):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in engine.model.named_buffers())
+
+
+class Carrying(nn.Module):
+    """Goes on where the batch before ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.state = nn.GRUCell(6, 5), nn.Linear(5, 3), None
+
+    def forward(self, x):
+        state = self.state if self.state is not None and len(self.state) == len(x) else x.new_zeros(len(x), 5)
+        hidden = self.cell(x, state)
+        self.state = hidden.detach()
+        return self.head(hidden)
+
+
+def test_a_state_that_is_carried_from_batch_to_batch_is_refused():
+    engine = engine_of(Carrying())
+    with pytest.raises(UserError, match="another one after a pass of other samples"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+
+
+class Caching(nn.Linear):
+    """Keeps what does not depend on samples: a table made in the first pass."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return super().forward(x + self.table)
+
+
+def test_what_is_made_once_for_all_samples_may_be_kept():
+    assert_right(engine_of(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+class Counting(nn.Module):
+    """Counts its passes, and mixes samples where it is told to, so that each has a pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        h = self.layer(x)
+        return h - h.mean(0).detach()
+
+
+def test_one_pass_for_each_sample_counts_as_one():
+    model = Counting().train()
+    engine = engine_of(model)
+    for _ in range(3):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(5, 6).double(), torch.randint(3, (5,)))
+    assert isinstance(engine._way, Rows)
+    assert float(model.passes) == 3
 
 
 class Asserting(nn.Module):
@@ -707,6 +831,18 @@ def test_parameters_that_can_not_be_one_vector_are_refused():
         FlatParameters(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(UserError, match="some parameters are float32 and some float64"):
         FlatParameters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+    tied = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    tied[1].weight = nn.Parameter(tied[0].weight.t())
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.weight' share memory"):
+        FlatParameters(tied)
+
+
+def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():
+    whole = torch.arange(12.0).view(3, 4)
+    model = nn.ParameterList([nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:])])
+    flat = FlatParameters(model)
+    assert torch.equal(flat.vector, torch.cat([whole[:, :2].flatten(), whole[:, 2:].flatten()]))
+    assert torch.equal(FlatParameters(model).vector, flat.vector)
 
 
 # Norms of parts that cancel

@@ -288,11 +288,64 @@ def test_texts_that_are_not_what_was_declared_are_one_sentence(tmp_path, monkeyp
     assert "\n" not in str(raised.value)
 
 
+OWN_MODEL = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from dpbench.models.text import TextModel
+
+
+class Net(nn.Module):
+    def __init__(self, vocabulary, classes):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocabulary, 8), nn.Linear(8, classes)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids).mean(1))
+
+
+@dataclass
+class Pooled(TextModel):
+    name: str = "pooled"
+    tokenizer: str = "bytes"
+    vocabulary: int = 259
+    padding: int = 258
+
+    def build(self, dataset):
+        return Net(self.vocabulary, dataset.classes)
+"""
+
+
+def test_a_model_of_texts_that_reads_padding_is_refused_before_a_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path, [{**line, "text": line["text"] * (1 + 3 * i)} for i, line in enumerate(SENTENCES)])
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/my_padding_model.py").write_text(OWN_MODEL)
+    (tmp_path / "conf/model/pooled.yaml").write_text(
+        "defaults:\n  - /schema/model@_here_: my_padding_model.Pooled\n  - _self_\n"
+    )
+    outcome = run(tmp_path / "results", *described(tmp_path, "pooled"), settings=())
+    assert outcome.code != 0
+    assert "the model reads padding" in outcome.err
+    assert records(tmp_path / "results") == []
+
+
 def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):
     monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
     write_lines(tmp_path, PAIRS)
-    described = {
-        "defaults": [{"/schema/dataset@dataset": "text"}, {"override /model": "lstm"}, "_self_"],
+    outcome = run(tmp_path / "results", *described(tmp_path, "lstm"), settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    (record,) = records(tmp_path / "results")
+    summary = read(record, "summary.json")
+    assert (summary["dataset"], summary["steps"]) == ("mine", 4)
+    assert 7 < summary["eps"] <= 8
+
+
+def described(folder, model):
+    """Words that train a model on the lines of a folder, whose data set is described there."""
+    content = {
+        "defaults": [{"/schema/dataset@dataset": "text"}, {"override /model": model}, "_self_"],
         "dataset": {
             "name": "mine",
             **SHAPE,
@@ -301,15 +354,10 @@ def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):
             "suggested": {"batch_size": 3, "epochs": 2, "lr": {"sgd": 1.0}},
         },
     }
-    (tmp_path / "conf/dataset").mkdir(parents=True)
-    (tmp_path / "conf/dataset/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(described))
-    words = ("-cd", str(tmp_path / "conf"), "dataset=mine", f"data.root={tmp_path}", "device=cpu", "tracker=disabled")
-    outcome = run(tmp_path / "results", *words, "delta=1e-3", settings=())
-    assert (outcome.code, outcome.err) == (0, "")
-    (record,) = records(tmp_path / "results")
-    summary = read(record, "summary.json")
-    assert (summary["dataset"], summary["steps"]) == ("mine", 4)
-    assert 7 < summary["eps"] <= 8
+    (folder / "conf/dataset").mkdir(parents=True)
+    (folder / "conf/dataset/mine.yaml").write_text("# @package _global_\n" + yaml.safe_dump(content))
+    own = ("-cd", str(folder / "conf"), "dataset=mine", f"data.root={folder}")
+    return *own, "device=cpu", "tracker=disabled", "delta=1e-3"
 
 
 @pytest.mark.parametrize(

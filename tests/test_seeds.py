@@ -14,6 +14,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpbench.clip import AutomaticClip, ThresholdClip
+from dpbench.errors import UserError
 from dpbench.filters import Exponential
 from dpbench.gradients import FlatParameters, FusedGradients, PerSampleGradients, Request
 from dpbench.gradients.summands import BySeed, Factored, Held
@@ -423,6 +424,65 @@ def test_models_that_can_not_share_a_pass_say_why(model, reason):
     images, before = torch.randn(4, 1, 8, 8), torch.get_rng_state()
     assert reason in fused.objection(images, torch.arange(4))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Turning(nn.Module):
+    """Past a size of its inputs, or of its batch, its layer is not what computes its output."""
+
+    def __init__(self, of_batch):
+        super().__init__()
+        self.inner, self.head, self.of_batch = nn.Linear(6, 6), nn.Linear(6, 3), of_batch
+
+    def forward(self, x):
+        y = self.inner(x)
+        if self.of_batch:
+            return self.head(torch.tanh(y - y.mean(0).detach() if len(x) > 40 else y))
+        large = x.abs().amax(1, keepdim=True) > 3
+        return self.head(torch.tanh(torch.where(large, F.linear(x.tanh(), self.inner.weight), y)))
+
+
+def turning(of_batch, seeds=3):
+    engines = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = Turning(of_batch)
+        engines.append(PerSampleGradients(model, FlatParameters(model), per_sample_loss))
+    return engines, FusedGradients(engines[0].model, engines[0].flat, per_sample_loss)
+
+
+def sums_of(engines, fused, x, y):
+    clip = AutomaticClip()
+    requests = [
+        Request(engine, [Point(1.0, engine.flat.vector)], [(x, y)], lambda norms: clip.factors(norms, 1.0))
+        for engine in engines
+    ]
+    return fused.clipped_sums(requests), requests
+
+
+def test_shared_passes_are_compared_again_on_the_way():
+    engines, fused = turning(of_batch=False)
+    torch.manual_seed(9)
+    x, y = torch.randn(20, 6).clamp(-2, 2), torch.randint(3, (20,))
+    assert fused.objection(x[:9], y[:9]) is None
+    for step in range(4):
+        if step > 0:
+            x[0, 0] = 9.0
+        found, _ = sums_of(engines, fused, x, y)
+        assert [isinstance(one, UserError) for one in found] == [step == 3] * 3
+    assert "are wrong in this one" in str(found[0])
+
+
+def test_seeds_whose_rows_mix_where_they_are_many_go_on_one_by_one():
+    engines, fused = turning(of_batch=True)
+    torch.manual_seed(9)
+    x, y = torch.randn(20, 6), torch.randint(3, (20,))
+    assert fused.objection(x[:9], y[:9]) is None
+    with pytest.warns(UserWarning, match="seeds computed one by one"):
+        found, requests = sums_of(engines, fused, x, y)
+    for _ in range(2):
+        for got, request in zip(found, requests, strict=True):
+            assert_same(got, request._replace(batch=[(x, y)]).alone(), torch.float32)
+        found, requests = sums_of(engines, fused, x, y)
 
 
 def test_models_that_differ_in_what_they_do_not_train_are_not_alike():

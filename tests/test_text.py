@@ -20,10 +20,12 @@ from dpbench.data.sources import File
 from dpbench.data.text_sources import TEXTS
 from dpbench.data.tokenizers import Bytes, open_tokenizer
 from dpbench.errors import UserError
+from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.scores import text_scores
 from dpbench.scores.cider import cider
 from dpbench.training.assemble import next_token_loss, per_sample_loss
 from dpbench.training.evaluation import evaluate, evaluate_language_model
+from dpbench.training.padding import require_padding_unread
 
 # Data
 
@@ -428,6 +430,42 @@ def test_padding_changes_nothing(name):
     ids = torch.tensor([[3, 4, 30, 5, 7]])
     filled = F.pad(ids, (0, 6), value=config.dataset.padding)
     torch.testing.assert_close(model(ids), model(filled), rtol=1e-5, atol=1e-6)
+
+
+class Pooling(torch.nn.Module):
+    """Averages over all positions, or over those that are no padding; draws like dropout, or otherwise."""
+
+    def __init__(self, masked, draw=None):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(259, 8), torch.nn.Linear(8, 3)
+        self.masked, self.draw = masked, draw or torch.nn.Dropout(0.5)
+        torch.nn.init.zeros_(self.head.weight)
+
+    def forward(self, ids):
+        real = (ids != 258).unsqueeze(2) if self.masked else torch.ones_like(ids, dtype=torch.bool).unsqueeze(2)
+        return self.head(self.draw((torch.tanh(self.embedding(ids)) * real).sum(1) / real.sum(1)))
+
+
+class Noisy(torch.nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.empty_like(x).cauchy_() if self.training else x
+
+
+@pytest.mark.parametrize("draw", [torch.nn.Dropout(0.5), Noisy()])
+def test_a_model_that_reads_padding_is_refused(draw):
+    samples = [[5] * n for n in (3, 40, 7, 12)]
+    split = TokenSplit.of(samples, [0, 1, 2, 0], padding=258, longest=64, generates=False)
+    for masked in (True, False):
+        model = Pooling(masked, draw).train()
+        gradients = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
+        if masked:
+            require_padding_unread(gradients, split)
+            continue
+        with pytest.raises(UserError, match="the model reads padding"):
+            require_padding_unread(gradients, split)
+        assert all(module.training for module in model.modules())
+        one_length = TokenSplit.of([[5] * 8] * 4, [0, 1, 2, 0], padding=258, longest=64, generates=False)
+        require_padding_unread(gradients, one_length)
 
 
 def test_weights_of_masked_language_modelling_are_loaded_under_a_new_head(tmp_path):

@@ -19,6 +19,7 @@ from dpbench.stage import Course
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
 from dpbench.threshold import histogram as module
 from dpbench.threshold.histogram import expected_error, histogram
+from dpbench.training.budget import budget, open_ledger
 
 
 def norms_in(bins: dict[int, int], reach: float, number: int = 20) -> torch.Tensor:
@@ -148,11 +149,17 @@ def test_one_bin_keeps_the_threshold():
         assert threshold.value(1) == 1.0
 
 
+def test_the_first_range_is_twice_the_first_threshold_unless_it_is_set():
+    """A4: as that of every later step; the paper prints 1."""
+    assert after(PercentileThreshold(norm=10.0), torch.full((256,), 10.0), steps=0) == (10.0, 20.0)
+    assert after(PercentileThreshold(norm=10.0, range=1.0), torch.full((256,), 10.0), steps=0) == (10.0, 1.0)
+
+
 @pytest.mark.usefixtures("shared_streams")
 def test_with_one_bin_it_is_dpsgd():
     """T4: the same noise on the same batches gives the same parameters."""
     steps = []
-    for overrides in (["clip=threshold"], ["threshold=dcsgd_p", "threshold.bins=1", "threshold.range=2"]):
+    for overrides in (["threshold.norm=3"], ["threshold=dcsgd_p", "threshold.bins=1", "threshold.norm=3"]):
         config = composed("algo=dpsgd", "clip=threshold", "model=linear", *overrides)
         steps.append(assembled(config, noise_multiplier=1.0).step)
     for t in range(5):
@@ -520,8 +527,6 @@ def test_impossible_settings_are_refused(setting):
 
 @pytest.mark.parametrize("algo", ["dcsgd_p", "dcsgd_e", "andrew"])
 def test_a_run_releases_both_parts_and_spends_its_budget(algo):
-    from dpbench.training.budget import budget, open_ledger
-
     config = composed(f"algo={algo}", "eps=2", "epochs=3")
     found = budget(config)
     ledger = open_ledger(config, found.noise_multiplier)
@@ -531,6 +536,30 @@ def test_a_run_releases_both_parts_and_spends_its_budget(algo):
     # T18: the total multiplier is what DP-SGD would have had.
     assert run.release.joint.noise_multiplier == pytest.approx(plain.noise_multiplier, rel=1e-3)
     assert found.noise_multiplier > plain.noise_multiplier
+
+
+@pytest.mark.parametrize("noise", ["tree", "banded", "step_size schedule=sqrt_decay"])
+def test_the_error_of_a_threshold_is_weighed_with_the_noise_that_it_will_have(noise):
+    """dc_sgd.md 2.5: K of the step whose gradient is clipped at it; in the last step there is none to come."""
+    sampled = [] if noise.startswith("step_size") else ["privacy=cyclic"]
+    config = composed(
+        "algo=dcsgd_e", "model=linear", "epochs=1", f"noise={noise.split()[0]}", *noise.split()[1:], *sampled
+    )
+    step = assembled(config, noise_multiplier=1.0).step
+    weights, thresholds = [], []
+
+    def release(source, error_weight):
+        weights.append(error_weight)
+
+    step.threshold.release = release
+    stds = [step.noise_std(t, 1.0) for t in range(config.steps)]
+    for _ in range(config.steps):
+        thresholds.append(step.threshold.value(0))
+        step([(torch.rand(5, 1, 8, 8), torch.arange(5))])
+    d = len(step.gradients.flat)
+    assert len(set(stds)) > 1
+    assert weights == pytest.approx([d * std**2 for std in [*stds[1:], stds[-1]]])
+    assert set(thresholds) == {1.0}
 
 
 def test_norms_of_the_step_reach_the_threshold_once_and_unclipped():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dpbench import clip, filters, noise, optim
+from dpbench import clip, filters, noise, optim, query, threshold
 from dpbench.data import AutoAugment, ImageDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
@@ -26,6 +26,7 @@ def check(config: RunConfig) -> None:
     _adagrad_norm(config)
     _correlated_noise(config)
     _error_feedback(config)
+    _expected_error(config)
     _shard_states(config)
 
 
@@ -63,8 +64,12 @@ def _without_noise(config: RunConfig) -> None:
 
 
 def _filter_and_optimizer(config: RunConfig) -> None:
-    smooths = isinstance(config.filter, filters.OnlineFIR | filters.Designed) or (
-        isinstance(config.filter, filters.RecursiveLowPass) and len(config.filter.a) + len(config.filter.b) > 1
+    # What filters a mixture with a probe ahead keeps up with the gradient (DiSK), and does go with Adam.
+    averages = isinstance(config.filter, filters.Exponential) and config.filter.kappa < 1
+    smooths = (
+        isinstance(config.filter, filters.OnlineFIR | filters.Designed)
+        or (isinstance(config.filter, filters.RecursiveLowPass) and len(config.filter.a) + len(config.filter.b) > 1)
+        or (averages and not isinstance(config.query, query.TwoPoint))
     )
     if smooths and isinstance(config.optim, optim.Adam) and config.optim.beta1 > 0:
         raise UserError(
@@ -72,6 +77,17 @@ def _filter_and_optimizer(config: RunConfig) -> None:
             "optim=filtered_adam, or optim.beta1=0",
             field="optim.beta1",
             value=config.optim.beta1,
+        )
+
+
+def _expected_error(config: RunConfig) -> None:
+    of_threshold = isinstance(config.clip, clip.ThresholdClip)
+    if isinstance(config.threshold, threshold.ExpectedErrorThreshold) and not of_threshold:
+        raise UserError(
+            "this threshold makes the error of clipping at a threshold smallest, which this clip does not do; use "
+            "clip=threshold or clip=normalised, or another threshold",
+            field="threshold",
+            value="dcsgd_e",
         )
 
 

@@ -34,15 +34,18 @@ class LevelDraws(TorchDispatchMode):
         drew: whether anything was drawn.
     """
 
-    def __init__(self, level: float) -> None:
+    def __init__(self, level: float, *, of_one_shape: bool) -> None:
         """Nothing drawn so far.
 
         Args:
             level: of the quantile, between 0 and 1.
+            of_one_shape: all passes have inputs of one shape, so that it is enough to let a draw whose quantile is not
+                known draw the same each time.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.drew = False
         self._level = level
+        self._of_one_shape = of_one_shape
 
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,6 +66,10 @@ class LevelDraws(TorchDispatchMode):
             drawn: Tensor = func(*args, **kwargs)  # of the right shape and kind
             return drawn.copy_(quantile) if isinstance(quantile, Tensor) else drawn.fill_(quantile)
         own = next((argument for argument in OWN_DROPOUT if argument in given), None)
+        if own is None and self._of_one_shape:
+            self.drew = True
+            torch.manual_seed(round(1000 * self._level))
+            return func(*args, **(kwargs | ({"generator": None} if "generator" in given else {})))
         if own is None:
             raise UnknownDraw(f"the model draws random numbers by {name}, which a comparison can't hold still")
         self.drew |= given[own] != 0
@@ -96,13 +103,14 @@ class Generators:
 
 
 @contextmanager
-def held_still(level: float | None) -> Iterator[Callable[[], bool]]:
+def held_still(level: float | None, *, of_one_shape: bool = False) -> Iterator[Callable[[], bool]]:
     """One pass of a model in which torch's draws are a quantile, and those of Python and NumPy begin anew.
 
     All generators are afterwards as they were.
 
     Args:
         level: of the quantile, between 0 and 1; None for a model that draws nothing, which is left alone.
+        of_one_shape: this pass is compared with passes whose inputs have the same shape alone.
 
     Yields:
         Whether anything was drawn so far.
@@ -120,7 +128,7 @@ def held_still(level: float | None) -> Iterator[Callable[[], bool]]:
         return draws.drew or of_numpy or random.getstate() != begun
 
     try:
-        with LevelDraws(level) as draws:
+        with LevelDraws(level, of_one_shape=of_one_shape) as draws:
             yield drew
     finally:
         before.restore()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,7 @@ class FlatParameters:
                 raise UserError(f"parameter {name!r} has no shape yet; run the lazy model on an example first")
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(f"parameter {name!r} is {parameter.dtype}; train in float32 or float64")
+        _require_apart(named)
         if len({parameter.dtype for _, parameter in named}) > 1:
             raise UserError("some parameters are float32 and some float64; make all of them one or the other")
         self.names = [name for name, _ in named]
@@ -87,3 +88,25 @@ class FlatParameters:
         """Make the parameters' ``.grad`` views of a vector of shape (d,), for torch optimizers."""
         for parameter, view in zip(self.parameters, self.views(gradient), strict=True):
             parameter.grad = view
+
+
+def _require_apart(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise `UserError` where a number belongs to two parameters."""
+    by_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, parameter in named:
+        if not parameter.is_meta and parameter.numel() > 0:
+            by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+    for sharing in by_storage.values():
+        if len(sharing) == 1:
+            continue
+        # Of each number of the storage the parameter that it belongs to, from 1 on.
+        owner = torch.zeros(sharing[0][1].untyped_storage().nbytes() // sharing[0][1].element_size(), dtype=torch.int32)
+        for i, (name, parameter) in enumerate(sharing):
+            own = owner.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset())
+            if (first := int(own.max())) > 0:
+                other = sharing[first - 1][0]
+                raise UserError(
+                    f"parameters {other!r} and {name!r} share memory, which training them as one vector would end; "
+                    "share one Parameter instead, and transpose or cut it where it is used"
+                )
+            own.fill_(i + 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from dpbench.gradients.buffers import Buffers
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.loss import Loss, sample_losses
 
@@ -43,8 +44,10 @@ def one_by_one(model: nn.Module, flat: FlatParameters, loss: Loss, views: int) -
 
     def gradients(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         losses, rows = [], []
+        before = Buffers(model)
         with torch.enable_grad():
             for i in range(len(targets)):
+                before.restore()  # for a counter of passes a batch is one
                 value = sample_losses(model, loss, inputs[i : i + 1], targets[i : i + 1], views)
                 parts = torch.autograd.grad(value.sum(), flat.parameters, allow_unused=True, materialize_grads=True)
                 losses.append(value.detach())

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dpbench.errors import UserError
 from dpbench.gradients.clipped import Clipped, Running
-from dpbench.gradients.draws import UnknownDraw
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
@@ -28,7 +28,9 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
     deviation,
+    deviation_of_sums,
     draws_at_random,
+    is_due,
     moved,
     out_of_memory,
     undisturbed_copy,
@@ -88,6 +90,8 @@ class FusedGradients(PerSampleGradients):
     """
 
     rows: int = 128
+    _passes: int = 0
+    _one_by_one: bool = False
 
     def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
         """Why this model's seeds can't share a pass; None where they can, which is tried out on these samples.
@@ -120,10 +124,7 @@ class FusedGradients(PerSampleGradients):
         def losses(inputs: Tensor, targets: Tensor) -> Tensor:
             return sample_losses(self.model, self.loss, inputs, targets, self.views)
 
-        try:
-            return draws_at_random(self.model, losses, inputs, targets)
-        except UnknownDraw:
-            return True
+        return draws_at_random(self.model, losses, inputs, targets)
 
     def _compared(self, copy: torch.nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
         twin = FusedGradients(copy, FlatParameters(copy), self.loss, views=self.views)
@@ -155,13 +156,15 @@ class FusedGradients(PerSampleGradients):
             counts: 1 for each sample, 0 for padding, shape (S B,).
         """
         summands: dict[Parameters, Summand] = {}
+        losses: list[Tensor] = []
         seeds = len(points[0].iterate)
         for weight, iterates in points:
             values: dict[Tensor, Tensor] = dict(zip(self.flat.parameters, self.flat.views(iterates), strict=True))
             stacked = StackedWeights(values, seeds, grouped=iterates.is_cuda)
             weights = weight * counts
-            losses = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
-        return Tape(losses.detach(), self.flat, summands, self._groups, seeds)
+            found = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
+            losses.append(found.detach())
+        return Tape(losses[0], self.flat, summands, self._groups, seeds)
 
     def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
         """What each request would have got alone, to rounding; or the error that it would have raised."""
@@ -182,7 +185,7 @@ class FusedGradients(PerSampleGradients):
         """Add the sums of these micro-batches to what the runs have; False if fewer rows at once must be tried."""
         weights = {tuple(point.weight for point in share.request.points) for share, _ in pieces}
         apart = any(share.request.apart or share.request.remainder for share, _ in pieces)
-        if len(pieces) > 1 and len(weights) == 1 and not apart:
+        if len(pieces) > 1 and len(weights) == 1 and not apart and not self._one_by_one:
             try:
                 together = self._together(pieces)
             except Exception as error:
@@ -194,12 +197,55 @@ class FusedGradients(PerSampleGradients):
                 together = [None] * len(pieces)
         else:
             together = [None] * len(pieces)
+        if any(found is not None for found in together):
+            self._passes += 1
+            if is_due(self._passes):
+                together = self._compared_with_alone(pieces, together)
         for (share, piece), found in zip(pieces, together, strict=True):
             if found is None:
                 share.compute(piece)
             else:
                 share.running.add(found)
         return True
+
+    def _compared_with_alone(
+        self, pieces: list[tuple[_Share, MicroBatch]], together: list[Clipped | None]
+    ) -> list[Clipped | None]:
+        """What each run got of a pass, unless its own gradients are wrong or give something else.
+
+        In the first pass, nothing of which has been used, seeds then go on one by one; later that is their error.
+        """
+        for (share, piece), found in zip(pieces, together, strict=True):
+            if found is None:
+                continue
+            try:
+                problem = self._problem_with(share.request, piece, found)
+            except Exception as error:
+                if not out_of_memory(error):
+                    share.error = error
+                continue
+            if problem is not None and self._passes == 1:
+                warnings.warn(f"seeds computed one by one ({problem})", stacklevel=2)
+                self._one_by_one = True
+                return [None] * len(pieces)
+            if problem is not None:
+                share.error = UserError(
+                    f"a pass that several seeds share gives one what it would not get alone ({problem}), and so maybe "
+                    "did some before it; train anew, one seed after the other, with fuse_seeds=false and force=true"
+                )
+        return together
+
+    def _problem_with(self, request: Request, piece: MicroBatch, found: Clipped) -> str | None:
+        """How a run's sum over a micro-batch deviates from what it gets alone, or None.
+
+        Raises:
+            UserError: its own gradients are wrong.
+        """
+        inputs, targets = piece
+        request.gradients.require_right(request.points, inputs, targets, self._passes.bit_length() // 2)
+        alone = request._replace(batch=[piece]).alone()
+        of_parts = alone.norms.sum() if self.in_half else None
+        return deviation_of_sums(request.gradients.flat, found.total, alone.total, of_parts=of_parts)
 
     def _together(self, pieces: list[tuple[_Share, MicroBatch]]) -> list[Clipped | None]:
         """What each run gets; None where a gradient, or their sum, is not finite, which it had better see to alone."""

@@ -251,20 +251,35 @@ class PerSampleGradients:
         if isinstance(self._way, Rows) and self._way.by_plain_autograd:
             return self._way
         due = self._batches + 1
-        if is_due(due):
-            problem = problem_in_batch(self, self._way, points, inputs, targets, due.bit_length() // 2)
-            if problem == UNDECIDED and due == 1:
+        if due == 1:
+            problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
+            if problem == UNDECIDED:
                 return self.one_by_one()
-            if problem not in (None, UNDECIDED) and due > 1:
-                raise UserError(
-                    f"the model's per-sample gradients, which were right in its first batches, are wrong in this one "
-                    f"({problem}), and maybe in some before it: the rows that a layer reads may follow the data, or "
-                    "inputs be too large for float32; change the model or scale inputs, and train anew with force=true"
-                )
-            if problem is not None and due == 1:
+            if problem is not None:
                 self._fall_back(problem)
+        elif is_due(due):
+            self.require_right(points, inputs, targets, due.bit_length() // 2)
         self._batches = due
         return self._way
+
+    def require_right(self, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int) -> None:
+        """Raise `UserError` where the way that was found is wrong for a micro-batch.
+
+        Args:
+            points: as for `record`.
+            inputs: as for `record`.
+            targets: as for `record`.
+            seed: of what it is compared at.
+        """
+        if self._way is None or (isinstance(self._way, Rows) and self._way.by_plain_autograd):
+            return
+        problem = problem_in_batch(self, self._way, points, inputs, targets, seed)
+        if problem not in (None, UNDECIDED):
+            raise UserError(
+                f"the model's per-sample gradients, which were right in its first batches, are wrong in this one "
+                f"({problem}), and maybe in some before it: the rows that a layer reads may follow the data, or "
+                "inputs be too large for float32; change the model or scale inputs, and train anew with force=true"
+            )
 
     def compare_anew(self) -> None:
         """Find the way anew with the next micro-batch, since those before were no real samples."""
@@ -295,8 +310,9 @@ class PerSampleGradients:
         return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half)
 
     def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
-        """What `record` gives, by a way that is not compared with anything."""
+        """What `record` gives, by a way that is not compared with anything; losses are those of the first point."""
         summands: dict[Parameters, Summand] = {}
+        losses: list[Tensor] = []
         # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
         draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
         before = Generators([inputs.device] if inputs.is_cuda else []) if draws else None
@@ -306,11 +322,12 @@ class PerSampleGradients:
             # Backward passes too read the parameters, so everything happens at the iterate.
             with self.flat.at(iterate):
                 if isinstance(way, Books):
-                    losses = self._keep_books(way, weight, len(points), inputs, targets, summands)
+                    found = self._keep_books(way, weight, len(points), inputs, targets, summands)
                 else:
-                    losses, rows = way.gradients(inputs, targets)
+                    found, rows = way.gradients(inputs, targets)
                     self._add_rows(rows.mul_(weight), summands)
-        return Tape(losses.detach(), self.flat, summands, self._groups)
+            losses.append(found.detach())
+        return Tape(losses[0], self.flat, summands, self._groups)
 
     def _keep_books(
         self,

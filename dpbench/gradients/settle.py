@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UserError
+from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
 from dpbench.gradients.layout import rows_by_data
 from dpbench.gradients.loss import sample_losses
 from dpbench.gradients.verify import (
     LARGE,
     SAMPLES,
-    buffers_kept,
     deviation,
     deviation_of_sums,
     draws_at_random,
@@ -58,6 +58,9 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
     Raises:
         UserError: the model keeps, or changes itself by, values of its samples.
     """
+    draws = _require_function(engine, some(inputs), some(targets))
+    if _loss_reads_parameters(engine, some(inputs), some(targets)):
+        return Settled(engine.one_by_one(), "the loss reads parameters by itself, past all layers")
     own = engine.flat.vector.dtype
     for dtype in (torch.float64, own)[len(engine.flat) > LARGE :]:
         copy = undisturbed_copy(engine.model)
@@ -66,7 +69,7 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
         try:
             found = _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
             if found is not None and isinstance(found.way, Books):
-                return found._replace(way=found.way._replace(draws=_draws(engine, inputs, targets)))
+                return found._replace(way=found.way._replace(draws=draws))
             return found
         except UserError:
             raise
@@ -78,17 +81,39 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
     raise AssertionError("the model's own precision is always tried")
 
 
-def _draws(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
-    """Whether the model itself, of which copies have no dropout, draws at random."""
+def _require_function(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
+    """Raise `UserError` unless the model itself is a function of its samples and of random draws; whether it draws.
+
+    A copy would not do: not every model can be copied, and what can't be has no dropout and other precision.
+    """
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
 
     with engine.autocast(), without_fast_paths():
-        try:
-            return draws_at_random(engine.model, losses, some(inputs), some(targets))
-        except UnknownDraw:
-            return True
+        kept = keeps_of_samples(engine.model, losses, inputs, targets, half=engine.in_half)
+        if kept is not None:
+            raise UserError(kept)
+        return draws_at_random(engine.model, losses, inputs, targets)
+
+
+def _loss_reads_parameters(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
+    """Whether the loss has a gradient beside that by way of the model's outputs, such as a weight decay of its own.
+
+    Neither layers that keep books nor a copy of the model would see it.
+    """
+
+    def outputs(rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            return engine.model(rows)  # type: ignore[no-any-return]
+
+    with engine.autocast(), without_fast_paths(), buffers_kept(engine.model), torch.enable_grad():
+        with held_still(LEVELS[0], of_one_shape=True):
+            losses = sample_losses(outputs, engine.loss, inputs, targets, engine.views)
+        if not losses.requires_grad:
+            return False
+        parts = torch.autograd.grad(losses.sum(), engine.flat.parameters, allow_unused=True)
+    return any(part is not None for part in parts)
 
 
 def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targets: Tensor) -> Settled | None:
@@ -99,8 +124,6 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return sample_losses(copy, engine.loss, inputs, targets, engine.views)
 
-    if (kept := keeps_of_samples(copy, losses, inputs, targets)) is not None:
-        raise UserError(kept)
     levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, losses, inputs, targets) else (None,)
     points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
     with without_fast_paths():
@@ -159,7 +182,7 @@ def problem_in_batch(
 
     For random factors c_i, the sum Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain
     autograd gives for all samples at once: a row that is taken for another sample's shows. A model that mixes samples
-    in large batches alone shows by their losses in half of the batch.
+    in large batches alone shows by their losses in half of the batch or alone.
 
     What deviates is compared once more, elsewhere: where the input of a ReLU is zero but for rounding, both gradients
     of its sample are right, and they differ. Such a place is not met twice, and what is wrong is wrong at both.
@@ -205,11 +228,12 @@ def _problem_near(
                 return UNDECIDED
             return _problem_near(engine, way, points, inputs[good], targets[good], seed)
         if isinstance(way, Books) and len(targets) > SAMPLES:
-            few, of_few = inputs[::2].contiguous(), targets[::2].contiguous()
-            with flat.at(elsewhere[-1].iterate), held_still(level), engine.autocast(), torch.no_grad():
-                half = sample_losses(engine.model, engine.loss, few, of_few, engine.views)
-            if losses_differ(losses[::2], half, half=engine.in_half):
-                return "in a batch, the loss of a sample depends on other samples"
+            for which in (slice(None, None, 2), slice(0, 1)):
+                few, of_few = inputs[which].contiguous(), targets[which].contiguous()
+                with flat.at(elsewhere[-1].iterate), held_still(level), engine.autocast(), torch.no_grad():
+                    again = sample_losses(engine.model, engine.loss, few, of_few, engine.views)
+                if losses_differ(losses[which], again, half=engine.in_half):
+                    return "in a batch, the loss of a sample depends on other samples"
         try:
             with held_still(level):
                 tape = engine.record_by(way, elsewhere, inputs, targets)

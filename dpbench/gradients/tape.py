@@ -16,7 +16,7 @@ class Tape:
     """G_i = Σ_j w_j ∇f(θ_j; x_i) of the samples i of a micro-batch, or of one of each of S seeds, one after the other.
 
     Attributes:
-        losses: f(θ_J; x_i) at the last point J of the query, shape (B,), detached.
+        losses: f(θ_j; x_i) at the first point of the query, shape (B,), detached.
     """
 
     def __init__(

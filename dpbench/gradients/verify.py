@@ -9,6 +9,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape
@@ -24,6 +25,8 @@ MOVE = 0.02
 TOLERANCE = {torch.float64: (1e-4, 1e-5), torch.float32: (1e-2, 1e-3)}
 # The same for the sum over a batch that autocast computes in bfloat16.
 TOLERANCE_IN_HALF = (0.2, 0.05)
+# How far a loss may be from that of the same samples before, relative and absolute: kernels may add up in any order.
+AFTER_OTHERS, AFTER_OTHERS_IN_HALF = (1e-4, 1e-5), (0.02, 0.01)
 # Models with more parameters are compared in float32, whatever that hides, to save memory.
 LARGE = 50_000_000
 
@@ -118,49 +121,67 @@ def undisturbed_copy(model: nn.Module) -> nn.Module | None:
     return copy
 
 
-@contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Give a model its buffers of before again."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        for name, buffer in model.named_buffers():
-            if name in before and buffer.shape == before[name].shape:
-                buffer.copy_(before[name])
-
-
 def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> bool:
     """Whether a pass of a model draws from the generators of torch, Python or NumPy."""
-    with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]) as drew:
+    with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0], of_one_shape=True) as drew:
         losses(inputs, targets)
         return drew()
 
 
-def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
+def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor, *, half: bool) -> str | None:
     """What a model keeps of its samples where that would leave with it without noise, as a sentence, or None.
 
     That is a buffer that a pass in training mode fills with what depends on the samples, but not one that changes by
-    itself, such as a counter; and any parameter that a pass changes. What was changed is put back.
+    itself, such as a counter; any parameter that a pass changes; and anything else that changes the loss of samples
+    after a pass of others, so that a sample adds to the gradients of those after it. Buffers and parameters are put
+    back.
+
+    Args:
+        model: that of the losses.
+        losses: in its mode; with gradients, as in training, and without.
+        inputs: of n samples, shape (n, ...).
+        targets: of n samples.
+        half: losses are computed in bfloat16.
     """
-    parameters = dict(model.named_parameters())
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    found: list[dict[str, Tensor]] = []
-    for samples in (inputs, inputs[1:2].expand_as(inputs).clone()):  # what a model can read are samples
-        with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0]):
-            losses(samples, targets)
-            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
-        for name, parameter in model.named_parameters():
-            if name not in before or not _same(parameter, before[name]):
-                return f"a pass of the model changes its parameter {name!r}, without noise; leave that to the optimizer"
-    one, other = found
-    for name, buffer in one.items():
-        if name not in other or not _same(buffer, other[name]):
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    others = inputs[1:2].expand_as(inputs).clone()  # what a model can read are samples
+    for mode in (torch.enable_grad, torch.no_grad):
+        values: list[Tensor] = []
+        buffers: list[dict[str, Tensor]] = []
+        for samples in (inputs, others, inputs):
+            with buffers_kept(model), mode(), held_still(LEVELS[0], of_one_shape=True):
+                values.append(losses(samples, targets).detach())
+                buffers.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
+            if (changed := _put_back(model, before)) is not None:
+                return (
+                    f"a pass of the model changes its parameter {changed!r}, without noise; leave that to the optimizer"
+                )
+        for name, buffer in buffers[0].items():
+            if name not in buffers[1] or not _same(buffer, buffers[1][name]):
+                return (
+                    f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
+                    "noise; leave that out"
+                )
+        if not torch.allclose(values[0], values[2], *(AFTER_OTHERS_IN_HALF if half else AFTER_OTHERS), equal_nan=True):
             return (
-                f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
-                "noise; leave that out"
+                "the loss of a sample is another one after a pass of other samples, for the model keeps something "
+                "outside of its buffers, which neither the bound of a sample nor a checkpoint covers; leave that out, "
+                "or, if it is but a counter, make it a buffer"
             )
     return None
+
+
+def _put_back(model: nn.Module, before: dict[str, Tensor]) -> str | None:
+    """The name of a parameter that is not what it was, after all are; None for none."""
+    changed = None
+    for name, parameter in model.named_parameters():
+        if name not in before:
+            changed = name
+        elif not _same(parameter, before[name]):
+            changed = name
+            with torch.no_grad():
+                parameter.copy_(before[name])
+    return changed
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -107,22 +107,23 @@ class PercentileThreshold(HistogramThreshold):
 
     Attributes:
         quantile: p, share of samples that are to stay unclipped.
-        range: R_0; 1 in the paper.
+        range: R_0; null for 2 C_0, as of every later step. The paper prints 1.
     """
 
     quantile: float = 0.5
-    range: float = 1.0
+    range: float | None = None
 
     @override
     def __post_init__(self) -> None:
         require(0 < self.quantile <= 1, "threshold.quantile", self.quantile, "a number in (0, 1]")
         low, high = RANGES
-        require(low <= self.range <= high, "threshold.range", self.range, f"a number from {low:g} to {high:g}")
+        allowed = f"null, or a number from {low:g} to {high:g}"
+        require(self.range is None or low <= self.range <= high, "threshold.range", self.range, allowed)
         super().__post_init__()
 
     @override
     def _first_range(self) -> float:
-        return self.range
+        return 2 * self.norm if self.range is None else self.range
 
     @override
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
@@ -136,7 +137,8 @@ class ExpectedErrorThreshold(HistogramThreshold):
     """DC-SGD-E: C_{t+1} makes the expected squared error of a released gradient smallest, on a grid of candidates.
 
     Ê(C) = K C² + Σ_k H̃_k max(m_k - C, 0)²/Σ_k H̃_k over midpoints m_k, where K C² is the noise in all coordinates of
-    the mean. Candidates are C/10, 2C/10, ... 2C; while the best is the first or last of them, it takes the place of C.
+    the mean, and the other term what clipping at a threshold takes off. Candidates are C/10, 2C/10, ... 2C; while the
+    best is the first or last of them, it takes the place of C.
 
     Deviations from the paper: also where the noisy mean norm is not positive, C stays; passes are counted, and C stays
     within 1e-6 to 2 times the range. Without these the threshold can vanish for good.

@@ -36,6 +36,7 @@ from dpbench.training.keeping import Found, Keeper, final_weights
 from dpbench.training.leases import device_of_this_process
 from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
+from dpbench.training.padding import require_padding_unread
 from dpbench.training.resume import Training
 
 # Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
@@ -180,8 +181,10 @@ class Execution:
             return assemble(config, device, multiplier, ledger), ledger
 
         unused = [assembled(None)]  # before any data are read
+        whole = self._load().to(device) if splits is None else splits
+        require_padding_unread(unused[0][0].step.gradients, whole.train)
         if splits is None:
-            splits = self.team.shares(self._load().to(device))
+            splits = self.team.shares(whole)
             processes = "" if self._alone else f", {self.team.size} processes"
             self.console.print(f"  {in_words(config, spends)}; {describe(device)}{processes}")
 

@@ -41,7 +41,8 @@ class Metrics:
     Attributes:
         step: steps taken.
         epoch: passes over the data, step q.
-        train_loss: mean over the samples drawn since the last evaluation; not private.
+        train_loss: mean over the samples drawn since the last evaluation, at the iterate that each step began with, or
+            at the first of its points where that is none of them; not private.
         test_loss: mean over the test split.
         test_accuracy: fraction of the test split, 0 to 1.
         eps: spent so far.
