@@ -19,6 +19,7 @@ from dpbench.stage import Course
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
 from dpbench.threshold import histogram as module
 from dpbench.threshold.histogram import expected_error, histogram
+from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 
 
@@ -423,7 +424,7 @@ def test_an_empty_batch_is_a_step(make):
 def test_noise_of_the_histogram_has_its_deviation_and_is_fresh(monkeypatch):
     """Mutant: a histogram released without noise is caught."""
     seen = []
-    threshold = PercentileThreshold(histogram_noise=3.0)
+    threshold = PercentileThreshold(histogram_noise=3.0, range=1.0)
     monkeypatch.setattr(threshold, "_update", lambda counts, weight: seen.append(counts.copy()))
     source = noise(6)
     for _ in range(400):
@@ -542,10 +543,8 @@ def test_a_run_releases_both_parts_and_spends_its_budget(algo):
 def test_the_error_of_a_threshold_is_weighed_with_the_noise_that_it_will_have(noise):
     """dc_sgd.md 2.5: K of the step whose gradient is clipped at it; in the last step there is none to come."""
     sampled = [] if noise.startswith("step_size") else ["privacy=cyclic"]
-    config = composed(
-        "algo=dcsgd_e", "model=linear", "epochs=1", f"noise={noise.split()[0]}", *noise.split()[1:], *sampled
-    )
-    step = assembled(config, noise_multiplier=1.0).step
+    config = composed("algo=dcsgd_e", "model=linear", "epochs=1", *f"noise={noise}".split(), *sampled)
+    step = assemble(config, torch.device("cpu"), 1.0, open_ledger(config, 1.0)).step
     weights, thresholds = [], []
 
     def release(source, error_weight):
