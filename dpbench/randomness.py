@@ -7,18 +7,26 @@ shared noise would cancel it between them, and the eps of several runs adds up o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+from dpbench.stage import State
 
 STREAMS = ("weights", "sampling", "augmentation", "noise", "side", "model", "audit", "recording", "synthetic")
 
 
 def stream_seed(seed: int, name: str, run: str = "") -> int:
     """Seed of a named stream, of one run alone where its hash is given. torch's CPU generator uses 32 of its bits."""
-    digest = hashlib.sha256(f"{seed}/{name}/{run}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return int.from_bytes(_digest(seed, name, run)[:8], "big", signed=True)
+
+
+def _digest(seed: int, name: str, run: str) -> bytes:
+    """32 bytes, any part of which seeds a generator."""
+    return hashlib.sha256(f"{seed}/{name}/{run}".encode()).digest()
 
 
 def generator(seed: int, name: str, device: torch.device, run: str = "") -> torch.Generator:
@@ -32,9 +40,49 @@ def generator(seed: int, name: str, device: torch.device, run: str = "") -> torc
     return torch.Generator(device).manual_seed(stream_seed(seed, name, run))
 
 
+class Generators:
+    """The global generators that a model may draw from: torch's, Python's, and NumPy's old one."""
+
+    def __init__(self, devices: Iterable[torch.device | int]) -> None:
+        """Set up.
+
+        Args:
+            devices: GPUs whose generators are meant too.
+        """
+        self._devices = tuple(devices)
+
+    def state_dict(self) -> State:
+        """Where they are, as tensors and plain values."""
+        numpy = np.random.get_state(legacy=False)
+        numpy["state"]["key"] = numpy["state"]["key"].tolist()
+        return {
+            "torch": [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)],
+            "python": random.getstate(),
+            "numpy": numpy,
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Let them draw again what they drew after a state that `state_dict` returned."""
+        of_cpu, *of_devices = state["torch"]
+        torch.set_rng_state(of_cpu)
+        for device, of_device in zip(self._devices, of_devices, strict=True):
+            torch.cuda.set_rng_state(of_device, device)
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+
+
 @contextmanager
 def global_stream(seed: int, name: str, run: str = "") -> Iterator[None]:
-    """Let torch's global generators be a named stream; afterwards they are what they were."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(stream_seed(seed, name, run))
+    """Let the global generators be a named stream; afterwards they are what they were.
+
+    Each has bits of its own: from the same ones NumPy's draws what Python's or torch's does.
+    """
+    generators = Generators(range(torch.cuda.device_count()))
+    before, digest = generators.state_dict(), _digest(seed, name, run)
+    torch.manual_seed(stream_seed(seed, name, run))
+    random.seed(digest[8:16])
+    np.random.seed(list(digest[16:]))
+    try:
         yield
+    finally:
+        generators.load_state_dict(before)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import signal
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cli import raise_after, read, status
@@ -40,12 +42,24 @@ SPLITS = composed().dataset.load(Path("nowhere"), download=False)
 SPLITS.test.images, SPLITS.test.labels = SPLITS.test.images[:100], SPLITS.test.labels[:100]
 
 
+class _DropoutOfOthers(nn.Module):
+    """Drops the features that NumPy's global generator says, and scales the others by what Python's does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return x
+        return x * torch.from_numpy(np.random.random(x.shape[1:]) > 0.3).to(x) * random.gauss(1.0, 0.1)
+
+
 @dataclass
 class DropoutMLP(MLP):
-    """Draws from torch's global generator in every step."""
+    """Draws from the global generators in every step: torch's, and those of NumPy and Python if others are wanted."""
+
+    others: bool = False
 
     def build(self, data: Dataset) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 10))
+        drop = _DropoutOfOthers() if self.others else nn.Dropout(0.3)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), drop, nn.Tanh(), nn.Linear(8, 10))
 
 
 def tiny(*overrides: str, **settings: Any) -> RunConfig:

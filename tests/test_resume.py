@@ -116,6 +116,20 @@ def goes_on(config, results, want):
     return resumed_at(folder) == [6] and outcome(folder) == want
 
 
+@pytest.mark.parametrize("forgotten", [None, "python", "numpy"])
+def test_a_model_that_draws_from_other_generators_goes_on_where_they_were(forgotten, tmp_path, monkeypatch):
+    config = replace(tiny(), model=DropoutMLP(others=True))
+    want = whole(config, tmp_path)
+    load = Training.load_global_streams
+
+    def load_others(self, state):
+        now = self.remembering()[GLOBAL].state_dict()
+        load(self, {name: now[name] if name == forgotten else state[name] for name in state})
+
+    monkeypatch.setattr(Training, "load_global_streams", load_others)
+    assert goes_on(config, tmp_path, want) == (forgotten is None)
+
+
 @dataclass
 class Forgetful(Filter):
     """The mean of the last gradients; what it keeps is in no state."""
@@ -355,6 +369,14 @@ def without_a_part(path):
     checkpoints.write(6, state)
 
 
+def of_older_code(path):
+    """Which kept torch's global generators alone."""
+    checkpoints = Checkpoints(path.parent)
+    state = checkpoints.read(6, CPU)
+    state["training"]["stream of the model"] = state["training"].pop(GLOBAL)["torch"]
+    checkpoints.write(6, state)
+
+
 def without_its_device(path):
     checkpoints = Checkpoints(path.parent)
     state = checkpoints.read(6, CPU)
@@ -396,6 +418,7 @@ def that_executes(path):
         (empty, "is damaged"),
         (of_other_code, "step: ValueError: OnePoint keeps no state"),
         (without_a_part, "other parts (averaging)"),
+        (of_older_code, "does not fit this code: other parts (stream of the model, streams of the model)"),
         (without_its_device, "does not fit this code: other contents (device)"),
         (of_another_shape, "has shape"),
         (of_another_run, "is of another run, 0123456789ab/0"),
@@ -883,8 +906,8 @@ def test_with_secure_noise_a_checkpoint_has_nothing_that_samples_or_noise_follow
     for config in (secure(), tiny("privacy.secure_noise=false")):
         folder = stopped(config, tmp_path, 8, every=3)
         content = Checkpoints(folder).read(Checkpoints(folder).steps()[0], torch.device("cpu"))
-        streams[config.privacy.secure_noise] = {name for name in content["training"] if name.startswith("stream of")}
-    assert streams[True] == {"stream of augmentation", "stream of the model"}
+        streams[config.privacy.secure_noise] = {name for name in content["training"] if name.startswith("stream")}
+    assert streams[True] == {"stream of augmentation", GLOBAL}
     assert streams[False] - streams[True] == {"stream of samples", "stream of noise", "stream of side noise"}
 
 

@@ -1,7 +1,9 @@
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import assembled, composed
@@ -214,13 +216,49 @@ def test_streams_are_independent_of_each_other_and_derive_from_the_seed():
         generator(0, "coffee", cpu)
 
 
-def test_global_stream_leaves_torchs_generator_as_it_was():
-    torch.manual_seed(3)
-    want = torch.randn(2)
-    torch.manual_seed(3)
+def of_each_generator():
+    """Numbers that the global generators of torch, Python and NumPy give, those of the last two in two ways."""
+    of_python, of_numpy = [random.gauss(0, 1), random.random()], [np.random.standard_normal(), np.random.random()]
+    return [torch.rand(2).tolist(), of_python, of_numpy]
+
+
+def test_a_global_stream_leaves_the_generators_as_they_were():
+    def seed():
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        random.gauss(0, 1)  # of a pair, the other one waits
+        np.random.standard_normal()
+
+    seed()
+    want = of_each_generator()
+    seed()
     with global_stream(0, "weights"):
-        torch.randn(100)
-    assert torch.equal(torch.randn(2), want)
+        of_each_generator()
+    assert of_each_generator() == want
+
+
+def test_a_global_stream_seeds_every_generator():
+    def drawn(*stream):
+        with global_stream(*stream):
+            return of_each_generator()
+
+    streams = [(0, "model", "a"), (1, "model", "a"), (0, "weights", "a"), (0, "model", "b")]
+    assert drawn(*streams[0]) == drawn(*streams[0])
+    for one, *others in zip(*map(drawn, *zip(*streams, strict=True)), strict=True):
+        assert one not in others
+
+
+def test_generators_of_one_global_stream_draw_different_numbers():
+    """All three are Mersenne twisters: of one seed they give the same words."""
+    with global_stream(0, "model"):
+        torch.rand(1)  # the state is made anew with the first number
+        random.random()
+        np.random.random()
+        of_torch = set(torch.get_rng_state()[24 : 24 + 8 * 624].view(torch.int64).tolist())
+        of_python, of_numpy = set(random.getstate()[1][:-1]), set(np.random.get_state()[1].tolist())
+    assert min(map(len, (of_torch, of_python, of_numpy))) > 600
+    assert len(of_torch | of_python | of_numpy) == len(of_torch) + len(of_python) + len(of_numpy)
 
 
 def micro_batch_of(*overrides):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import NormalDist
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
+
+from dpbench.randomness import Generators
 
 # Decisions by chance fall both ways at these quantiles, one after the other.
 LEVELS = (0.02, 0.5, 0.98)
@@ -79,29 +81,6 @@ class LevelDraws(TorchDispatchMode):
         return func(*args, **(kwargs | {own: 0.0}))
 
 
-class Generators:
-    """The state of the global generators that a model may draw from: torch's, Python's and NumPy's."""
-
-    def __init__(self, devices: Iterable[torch.device | int]) -> None:
-        """As they are now.
-
-        Args:
-            devices: GPUs whose generators are meant too.
-        """
-        self._of_torch = torch.get_rng_state()
-        self._of_devices = [(device, torch.cuda.get_rng_state(device)) for device in devices]
-        self._of_python = random.getstate()
-        self._of_numpy = np.random.get_state()
-
-    def restore(self) -> None:
-        """Let them draw again what they have drawn since."""
-        torch.set_rng_state(self._of_torch)
-        for device, state in self._of_devices:
-            torch.cuda.set_rng_state(state, device)
-        random.setstate(self._of_python)
-        np.random.set_state(self._of_numpy)
-
-
 @contextmanager
 def held_still(level: float | None, *, of_one_shape: bool = False) -> Iterator[Callable[[], bool]]:
     """One pass of a model in which torch's draws are a quantile, and those of Python and NumPy begin anew.
@@ -118,7 +97,8 @@ def held_still(level: float | None, *, of_one_shape: bool = False) -> Iterator[C
     if level is None:
         yield lambda: False
         return
-    before, seed = Generators(range(torch.cuda.device_count())), round(1000 * level)
+    generators, seed = Generators(range(torch.cuda.device_count())), round(1000 * level)
+    before = generators.state_dict()
     random.seed(seed)
     np.random.seed(seed)
     begun = random.getstate()
@@ -131,7 +111,7 @@ def held_still(level: float | None, *, of_one_shape: bool = False) -> Iterator[C
         with LevelDraws(level, of_one_shape=of_one_shape) as draws:
             yield drew
     finally:
-        before.restore()
+        generators.load_state_dict(before)
 
 
 def _dropped_nothing(t: Tensor, p: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
-from dpbench.gradients.draws import Generators
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
@@ -30,6 +29,7 @@ from dpbench.gradients.verify import is_due, out_of_memory, without_fast_paths
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
+from dpbench.randomness import Generators
 from dpbench.stage import State
 
 AS_THEY_ARE = Weights()
@@ -315,10 +315,11 @@ class PerSampleGradients:
         losses: list[Tensor] = []
         # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
         draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
-        before = Generators([inputs.device] if inputs.is_cuda else []) if draws else None
+        generators = _generators(inputs)
+        before = generators.state_dict() if draws else None
         for j, (weight, iterate) in enumerate(points):
             if before is not None and j > 0:  # the same masks at all iterates
-                before.restore()
+                generators.load_state_dict(before)
             # Backward passes too read the parameters, so everything happens at the iterate.
             with self.flat.at(iterate):
                 if isinstance(way, Books):
@@ -384,6 +385,11 @@ class PerSampleGradients:
             for owner, slot, parameter in self._direct:
                 delattr(owner, slot)
                 owner._parameters[slot] = parameter  # type: ignore[assignment]
+
+
+def _generators(inputs: Tensor) -> Generators:
+    """Those that a model may draw from for these inputs."""
+    return Generators([inputs.device] if inputs.is_cuda else [])
 
 
 def _repeated(recording: Recording, parameter: Tensor, leading: int) -> Tensor:

@@ -34,7 +34,7 @@ class Found(NamedTuple):
 
     Attributes:
         tracker: id of its W&B run; None where nothing was tracked.
-        streams: state of torch's global generators.
+        streams: state of the global generators.
     """
 
     tracker: str | None

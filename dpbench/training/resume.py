@@ -27,13 +27,14 @@ from torch import Tensor, nn
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.uniform import SeededUniform
+from dpbench.randomness import Generators
 from dpbench.spectra import GradientRecorder
 from dpbench.stage import State
 from dpbench.training.assemble import Assembly
 from dpbench.training.loop import Metrics, Progress
 
-# torch's global generators, which layers such as dropout draw from: set where training begins, as others use them too.
-GLOBAL = "stream of the model"
+# The global generators, which layers such as dropout draw from: set where training begins, as others use them too.
+GLOBAL = "streams of the model"
 
 
 class MisfitError(Exception):
@@ -77,7 +78,7 @@ class Training(NamedTuple):
             "metrics": _MetricsSoFar(self.metrics),
             "ledger": _LedgerSoFar(self.ledger, self.metrics),
             "stream of augmentation": _Stream(progress.augmenting),
-            GLOBAL: _GlobalStreams(self.parts.step.gradients.flat.vector.device),
+            GLOBAL: self._global_streams,
         }
         for name, source in (("noise", step.noise_source), ("side noise", step.side_source)):
             if isinstance(source, SeededGaussian):
@@ -93,7 +94,7 @@ class Training(NamedTuple):
         return {name: part.state_dict() for name, part in self.remembering().items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state that `state_dict` returned, but for torch's global generators.
+        """Continue from a state that `state_dict` returned, but for the global generators.
 
         Raises:
             MisfitError: it is of other code. What was loaded so far stays, so the run is of no use any more.
@@ -111,9 +112,14 @@ class Training(NamedTuple):
             if not _equal(part.state_dict(), state[name]):
                 raise MisfitError(f"does not fit this code, {name}: not all of it is taken up")
 
-    def load_global_streams(self, state: list[Tensor]) -> None:
-        """Let torch's global generators go on where they were."""
-        _GlobalStreams(self.parts.step.gradients.flat.vector.device).load_state_dict(state)
+    def load_global_streams(self, state: State) -> None:
+        """Let the global generators go on where they were."""
+        self._global_streams.load_state_dict(state)
+
+    @property
+    def _global_streams(self) -> Generators:
+        device = self.parts.step.gradients.flat.vector.device
+        return Generators([device] if device.type == "cuda" else [])
 
 
 class _Tensors:
@@ -144,22 +150,6 @@ class _Stream:
 
     def load_state_dict(self, state: Tensor) -> None:
         self._generator.set_state(state)
-
-
-class _GlobalStreams:
-    """torch's generators of the CPU and, if there is one, the run's GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def state_dict(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        return [*states, torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else states
-
-    def load_state_dict(self, state: list[Tensor]) -> None:
-        torch.set_rng_state(state[0])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state[1], self._device)
 
 
 class _MetricsSoFar:
