@@ -1,5 +1,7 @@
 import copy
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,8 +15,9 @@ from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
 from dpbench.gradients.request import Request
-from dpbench.gradients.way import Books
+from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
+from dpbench.randomness import global_stream
 from dpbench.training.assemble import per_sample_loss
 
 CLIPS = {
@@ -659,10 +662,65 @@ def test_memory_that_runs_out_while_norms_and_sums_are_taken(monkeypatch):
                 return original(tape, *factors)
 
             patch.setattr(Tape, method, limited)
-            engine._most = None
+            engine.most = None
             total, losses, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
         torch.testing.assert_close(total, want)
         torch.testing.assert_close(losses, of_all)
+
+
+def dropping_every_other_feature(x):
+    return F.dropout(x, 0.5)
+
+
+def scaled_by_python(x):
+    return x * random.random()
+
+
+def scaled_by_numpy(x):
+    return x * np.random.random()
+
+
+class Drawn(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x):
+        return self.draw(x)
+
+
+@pytest.mark.parametrize("way", [Books, Rows])
+@pytest.mark.parametrize("draw", [dropping_every_other_feature, scaled_by_python, scaled_by_numpy])
+@pytest.mark.parametrize("points", [1, 2])
+def test_what_is_drawn_hangs_on_the_micro_batches_not_on_where_memory_ran_out(way, draw, points, monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 6), Drawn(draw), nn.Linear(6, 3)).train()
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss)
+    at = [Point(1.0, flat.vector), Point(-0.5, flat.vector + 0.1)][:points]
+    x, y = torch.randn(6, 8), torch.arange(6) % 3
+    engine.record(at, x, y)
+    if way is Rows:
+        engine._way = engine.one_by_one()
+    assert isinstance(engine._way, way)
+
+    def total():
+        with global_stream(1, "model"):
+            return engine.clipped_sum(at, micro_batches(x, y, 6), clip_of("threshold")).total
+
+    # Memory runs out after all of it was drawn.
+    norms, refused = Tape.norms, []
+
+    def limited(tape):
+        if len(tape.losses) > 3:
+            refused.append(len(tape.losses))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return norms(tape)
+
+    monkeypatch.setattr(Tape, "norms", limited)
+    first, again = total(), total()
+    assert refused == [6]
+    assert torch.equal(first, again)
 
 
 def test_one_sample_that_does_not_fit_is_an_error(monkeypatch):

@@ -49,6 +49,7 @@ class PerSampleGradients:
         loss: per-sample losses of outputs and targets.
         views: K.
         in_half: autocast runs the model.
+        most: samples that are computed at once at most, since memory ran out; None where it never did.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PerSampleGradients:
         self._way: Way | None = None
         self._samples_compared = 0
         self._batches = 0
-        self._most: int | None = None
+        self.most: int | None = None
         self._replays = Replays(model, flat)
 
     def _find_layers(self, per_layer: bool) -> None:
@@ -159,12 +160,12 @@ class PerSampleGradients:
                 x, y = waiting.pop(0)
                 if not len(y):
                     continue
-                if self._most is not None and len(y) > self._most:
-                    waiting = list(zip(x.split(self._most), y.split(self._most), strict=True)) + waiting
+                if self.most is not None and len(y) > self.most:
+                    waiting = list(zip(x.split(self.most), y.split(self.most), strict=True)) + waiting
                     continue
                 found = self._sum_if_it_fits(points, x, y, factors, remainder)
                 if found is None:
-                    self._most = len(y) // 2
+                    self.most = len(y) // 2
                     waiting.insert(0, (x, y))
                 else:
                     running.add(found)
@@ -179,9 +180,12 @@ class PerSampleGradients:
         remainder: bool,
     ) -> Clipped | None:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
-        count = len(targets)
+        count, generators = len(targets), _generators(inputs)
+        before: State | None = None
         try:
             way = self.way(points, inputs, targets)
+            if isinstance(way, Rows) or way.draws:
+                before = generators.state_dict()
             if replayable(way, inputs):
                 size = rounded_up(count)
                 inputs, targets = padded(inputs, size), padded(targets, size)
@@ -194,16 +198,18 @@ class PerSampleGradients:
         except (RuntimeError, MemoryError) as error:
             if count == 1 or not out_of_memory(error):
                 raise
+        if before is not None:  # what is drawn hangs on the micro-batches alone, not on where memory ran out
+            generators.load_state_dict(before)
         return None
 
     def state_dict(self) -> State:
         """What decides how gradients are rounded: strategies, and the micro-batches that fit."""
-        return {"strategies": self._chooser.state_dict(), "most": self._most}
+        return {"strategies": self._chooser.state_dict(), "most": self.most}
 
     def load_state_dict(self, state: State) -> None:
         """Go on as the state was saved."""
         self._chooser.load_state_dict(state["strategies"])
-        self._most = state["most"]
+        self.most = state["most"]
 
     def record(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """Per-sample gradients of one micro-batch; valid until the parameters change.
