@@ -38,7 +38,7 @@ from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated, UserError
 from dpbench.filters import Exponential, Filter
-from dpbench.gradients import FusedGradients
+from dpbench.gradients import FusedGradients, PerSampleGradients
 from dpbench.launch import execute
 from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
@@ -550,7 +550,7 @@ def test_a_note_that_can_not_be_read_speaks_of_all_steps(tmp_path, text):
 def test_a_run_that_begins_again_has_the_micro_batch_that_was_seen(tmp_path):
     """One that is found, not chosen, may be another when memory is."""
     folder = with_checkpoints((), tmp_path)
-    noted(folder, micro_batch=3)
+    noted(folder, micro_batch=3, at_once=3)
     carried_out(tiny(), tmp_path)
     assert status(folder) == "finished"
     assert read(folder, "provenance.json")["micro_batch"] == 3
@@ -562,7 +562,7 @@ def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tm
     folder = with_checkpoints((), tmp_path)
     drawn = {"device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
     micro_batch = read(folder, "provenance.json")["micro_batch"]
-    assert noted(folder) == {"step": 6, **drawn, "micro_batch": micro_batch, "processes": 1}
+    assert noted(folder) == {"step": 6, **drawn, "micro_batch": micro_batch, "processes": 1, "at_once": micro_batch}
     stopped(tiny(), tmp_path, 4, every=None)
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
     assert noted(folder)["step"] == 6
@@ -607,6 +607,114 @@ def test_a_record_of_which_nothing_was_seen_leaves_no_note_where_it_is_moved_awa
     assert not list(folder.parent.iterdir())
     carried_out(config, tmp_path)
     assert status(folder) == "finished"
+
+
+# Memory that runs out: from that step on, dropout draws for other samples together.
+
+
+@contextmanager
+def memory_running_out(after):
+    """In the step that follows so many, once, and after all was drawn."""
+    record, take, now = PerSampleGradients.record_by, PrivateStep.take, []
+
+    def taken(self, batch):
+        now[:] = [self.steps]
+        return take(self, batch)
+
+    def limited(self, *arguments):
+        tape = record(self, *arguments)
+        if now == [after] and self.most is None:
+            now.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tape
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateStep, "take", taken)
+        patch.setattr(PerSampleGradients, "record_by", limited)
+        yield
+
+
+def dropping():
+    return replace(tiny(), model=DropoutMLP())
+
+
+def refused(results):
+    """What is said of a run that does not go on, which leaves its record as it was."""
+    (folder,) = results.glob("runs/*/0")
+    before = outcome(folder)
+    carried_out(dropping(), results)
+    assert outcome(folder) == before
+    return RunRecord(results, config_hash(dropping()), 0).take_refusal()
+
+
+def test_the_step_in_which_memory_ran_out_has_a_checkpoint_to_go_on_from(tmp_path):
+    with memory_running_out(4):
+        want = whole(dropping(), tmp_path)
+        folder = stopped(dropping(), tmp_path, 7, every=None)
+    assert checkpoints(folder) == ["checkpoint-00000005.pt"]
+    assert noted(folder)["at_once"] < 100 < noted(folder)["micro_batch"]
+    stopped(dropping(), tmp_path, 7, every=None)
+    assert checkpoints(folder) == ["checkpoint-00000005.pt"]  # no other one: memory did not run out again
+    carried_out(dropping(), tmp_path)
+    assert resumed_at(folder) == [5, 5]
+    assert outcome(folder) == want
+    assert want != whole(dropping(), tmp_path / "with memory")
+
+
+@pytest.mark.parametrize("left", [(), (4,)])
+@pytest.mark.parametrize("known", [True, False])
+def test_published_steps_are_not_taken_again_from_before_memory_ran_out(left, known, tmp_path):
+    with memory_running_out(4):
+        folder = stopped(dropping(), tmp_path, 7, every=4)
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000005.pt"]
+    for path in folder.glob("*.pt"):
+        if int(path.stem.rpartition("-")[2]) not in left:
+            path.unlink()
+    if not known:
+        noted(folder, at_once=None)
+        carried_out(dropping(), tmp_path)
+        assert status(folder) == "finished"
+        return
+    note, step, seen = refused(tmp_path), max(left, default=0), noted(folder)
+    assert note.startswith(f"micro_batch=null: metrics of step 6 are published, computed {seen['at_once']} samples at")
+    assert f"the steps after step {step}, with {seen['micro_batch']} at a time, would be other releases" in note
+    carried_out(dropping(), tmp_path, force=True)
+    assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize(("at", "fails"), [(4, True), (5, True), (6, False)])
+def test_memory_that_runs_out_where_published_steps_are_taken_again_ends_the_attempt(at, fails, tmp_path):
+    """Steps up to 6 were published, and step 4 has a checkpoint."""
+    folder = stopped(dropping(), tmp_path, 7, every=4)
+    with memory_running_out(at):
+        carried_out(dropping(), tmp_path)
+    if not fails:
+        assert status(folder) == "finished"
+        return
+    reason = read(folder, "status.json")["reason"]
+    assert reason.startswith("micro_batch=null: metrics of step 6 are published, computed ")
+    assert f"at a time step {at + 1} is another release with the same noise" in reason
+    assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
+    assert checkpoints(folder) == ["checkpoint-00000004.pt"]
+    carried_out(dropping(), tmp_path)
+    assert outcome(folder) == whole(dropping(), tmp_path)
+
+
+def test_memory_that_runs_out_ends_no_forced_run(tmp_path):
+    folder = stopped(dropping(), tmp_path, 7, every=None)
+    with memory_running_out(2):
+        carried_out(dropping(), tmp_path, force=True)
+    assert status(folder) == "finished"
+
+
+def test_a_finished_record_that_is_moved_away_leaves_that_memory_ran_out(tmp_path):
+    with memory_running_out(4):
+        (folder,), _ = carried_out(dropping(), tmp_path)
+    assert read(folder, "provenance.json")["at_once"] < 100
+    (folder / "metrics.jsonl").unlink()
+    carried_out(dropping(), tmp_path)
+    note = RunRecord(tmp_path, config_hash(dropping()), 0).take_refusal()
+    assert note.startswith("micro_batch=null: metrics of step 10 are published")
 
 
 # Writing.

@@ -69,4 +69,5 @@ def _shown_by(folder: Path) -> Published:
         releases[0]["noise_multipliers"][0] if releases else None,
         record.provenance.get("micro_batch"),
         record.provenance.get("processes"),
+        record.provenance.get("at_once"),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dpbench.files import write_atomically
@@ -23,6 +23,8 @@ class Published:
         noise_multiplier: of the first release; None where that is not known.
         micro_batch: samples that went through the model at a time; None where that is not known.
         processes: that trained the run; None where that is not known.
+        at_once: samples of a micro-batch that were computed at once when that was seen, fewer than all since memory ran
+            out; None where that is not known.
     """
 
     step: float = 0
@@ -31,14 +33,14 @@ class Published:
     noise_multiplier: float | None = None
     micro_batch: int | None = None
     processes: int | None = None
+    at_once: int | None = None
 
     @classmethod
     def read(cls, record: Path) -> Published:
         """The note beside a record."""
         try:
             content = json.loads(_note(record).read_text())
-            known = (content[name] for name in ("device", "noise", "noise_multiplier", "micro_batch", "processes"))
-            return cls(float(content["step"]), *known)
+            return cls(float(content["step"]), *(content[field.name] for field in fields(cls)[1:]))
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, LookupError, TypeError):

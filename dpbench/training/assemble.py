@@ -64,6 +64,11 @@ class Assembly:
     averaging: Averaging
     micro_batch: int
 
+    @property
+    def at_once(self) -> int:
+        """Samples of a micro-batch that are computed at once: fewer than all since memory ran out."""
+        return min(self.micro_batch, self.step.gradients.most or self.micro_batch)
+
 
 def gradients_of(config: RunConfig, model: nn.Module, flat: FlatParameters, kind: type[Kind]) -> Kind:
     """The gradients of a run's model."""

@@ -271,7 +271,7 @@ class Execution:
                 if isinstance(parts.step.recorder, GradientRecorder):
                     self.record.write_bytes("gradients.npz", parts.step.recorder.archive())
                 wall = round(earlier + time.perf_counter() - start, 3)
-                self.record.write("provenance.json", {**origin, "wall_seconds": wall})
+                self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
             except LockLostError:
                 raise
             except Exception as error:  # a run is finished if all that its record consists of is written
@@ -337,9 +337,10 @@ class Execution:
         def on_step(step: int) -> None:
             if self.record.lock.lost:
                 self.record.lock.check()
+            self.keeper.check(training, step)
             display.step(step)
             occasion = occasions.after(step)
-            if self._alone and (occasion.write or self.keeper.wanted(step)):
+            if self._alone and (occasion.write or self.keeper.wanted(training, step)):
                 occasions.written(self.keeper.write(training, step, tracker.id))
             if occasion.stop is not None:
                 raise StoppedError(occasion.stop)

@@ -63,10 +63,41 @@ class Keeper:
         self._processes = processes
         self._secure = config.privacy.secure_noise
         self._warned = False
+        self._seen = Published()
+        self._at_once: int | None = None
 
-    def wanted(self, step: int) -> bool:
-        """Whether this step needs a checkpoint at any rate: one before each publication of what can't be repeated."""
-        return self._secure and evaluated_after(self._config, step)
+    def wanted(self, training: Training, step: int) -> bool:
+        """Whether this step needs a checkpoint at any rate: one before each publication of what can't be repeated.
+
+        Nor can steps up to one in which memory ran out: it need not run out there again.
+
+        Args:
+            training: the run.
+            step: steps taken.
+        """
+        halved = training.parts.at_once < (self._at_once or training.parts.micro_batch)
+        return halved or (self._secure and evaluated_after(self._config, step))
+
+    def check(self, training: Training, step: int) -> None:
+        """See resume.py: what was published is computed again as it was, though memory runs out.
+
+        Args:
+            training: the run, of which nothing has been seen since the step before.
+            step: steps taken.
+
+        Raises:
+            UserError: the step is another release.
+        """
+        seen, at_once = self._seen, training.parts.at_once
+        if step <= seen.step and seen.at_once not in (None, at_once):
+            raise UserError(
+                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time; memory ran "
+                f"out, and with {at_once} at a time step {step} is another release with the same noise, beyond the "
+                "run's eps: go on where more memory is free, take another seed, or force=true where nothing of that "
+                "was seen",
+                field="micro_batch",
+                value=self._config.micro_batch,
+            )
 
     def write(self, training: Training, step: int, tracker: str | None) -> float:
         """Write a checkpoint of a run that has taken so many steps, or say why it can't be; returns the seconds.
@@ -77,7 +108,7 @@ class Keeper:
             tracker: id of its W&B run.
         """
         start = time.monotonic()
-        private = training.parts.step
+        private, self._at_once = training.parts.step, training.parts.at_once
         self._warn_of_what_is_forgotten(private)
         content = {
             "run": self._run,
@@ -169,7 +200,7 @@ class Keeper:
         Raises:
             UserError: they would be others.
         """
-        seen = Published.read(self._record.folder)
+        seen = self._seen = Published.read(self._record.folder)
         if seen.step <= step:
             return seen
         if self._secure:
@@ -206,6 +237,15 @@ class Keeper:
                 f"metrics of step {seen.step:.0f} are published, computed {seen.micro_batch} samples at a time; with "
                 f"others at a time the steps after step {step} would be other releases with the same noise, beyond the "
                 "run's eps: leave it out, take another seed, or force=true where nothing of that was seen",
+                field="micro_batch",
+                value=self._config.micro_batch,
+            )
+        if seen.at_once not in (None, parts.at_once):
+            raise UserError(
+                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time since "
+                f"memory ran out; without a checkpoint of that the steps after step {step}, with {parts.at_once} at a "
+                "time, would be other releases with the same noise, beyond the run's eps: take another seed, or "
+                "force=true where nothing of that was seen",
                 field="micro_batch",
                 value=self._config.micro_batch,
             )
@@ -247,6 +287,7 @@ class Keeper:
         training.load_state_dict(content["training"])
         if self._config.micro_batch is None:
             training.parts.micro_batch = content["micro_batch"]
+        self._at_once = training.parts.at_once
         return training
 
     def publish(self, step: int, training: Training) -> None:
@@ -254,8 +295,8 @@ class Keeper:
         if self._config.force or Published.read(self._record.folder).step < step:
             device = device_kind(describe(training.parts.step.gradients.flat.vector.device))
             first = _first_multiplier(training.ledger)
-            micro_batch = training.parts.micro_batch
-            self._record.publish(Published(step, device, SEEDED_NOISE, first, micro_batch, self._processes))
+            micro_batch, at_once = training.parts.micro_batch, training.parts.at_once
+            self._record.publish(Published(step, device, SEEDED_NOISE, first, micro_batch, self._processes, at_once))
 
     def remove(self, *, finished: bool) -> None:
         """Remove all checkpoints of a run that has ended, and of one that tells itself what was seen of it the note.

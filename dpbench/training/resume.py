@@ -10,6 +10,10 @@ The seeded noise does not depend on the noise multiplier, which another version 
 keeps the multiplier that it was begun with as long as that stays within eps, and is refused otherwise: two releases of
 one sum with the same noise at two multipliers would give away the sum.
 
+What a model draws for a sample hangs on which others are computed with it. Where memory runs out these are fewer from
+then on, and it need not run out there again: a checkpoint follows before anything is published, and a run goes on from
+one before that only if nothing was. Where memory runs out in a step that is taken again, that attempt ends.
+
 With `privacy.secure_noise` neither samples nor noise can be drawn again, by design. A step that is taken again is then
 a release of its own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk
 before each evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing
