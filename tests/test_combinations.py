@@ -43,7 +43,6 @@ COMBINATIONS = [
 
 REFUSED = [
     ("algo=doppler optim=adam", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
-    ("algo=dpadam filter=exponential", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
     ("algo=disk threshold=dcsgd_e", "threshold=dcsgd_e: this threshold makes the error of clipping at a threshold"),
     ("algo=adp_adagrad noise=step_size", "noise=step_size: AdaGrad-Norm's step sizes are not known before training"),
     ("algo=dpsgd clip=none", "clip=none: without clipping no noise makes a step private"),

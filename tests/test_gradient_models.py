@@ -743,7 +743,7 @@ class Keeping(nn.Module):
 def test_a_model_that_keeps_values_of_its_samples_is_refused():
     engine = engine_of(Keeping("mean").train())
     with pytest.raises(UserError, match="keeps values of its samples in the buffer 'seen'"):
-        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6), torch.randint(3, (4,)))
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 def test_a_count_of_passes_is_kept_and_not_moved_by_the_comparison():
@@ -804,13 +804,13 @@ def test_recording_leaves_the_model_as_it_was(build):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_sequence_of_losses_is_that_of_the_last_point():
+def test_losses_are_those_of_the_first_point():
     model = SmallCNN().build(MNIST)
     flat = FlatParameters(model)
     engine = PerSampleGradients(model, flat, cross_entropy)
     x, y = images(4, MNIST), torch.randint(3, (4,))
     other = flat.vector + 0.1
-    tape = engine.record([Point(0.5, other), Point(0.5, flat.vector)], x, y)
+    tape = engine.record([Point(0.5, flat.vector), Point(0.5, other)], x, y)
     torch.testing.assert_close(tape.losses, F.cross_entropy(model(x), y, reduction="none").detach())
 
 

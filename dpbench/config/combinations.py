@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dpbench import clip, filters, noise, optim, query, threshold
+from dpbench import clip, filters, noise, optim, threshold
 from dpbench.data import AutoAugment, ImageDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
@@ -64,12 +64,9 @@ def _without_noise(config: RunConfig) -> None:
 
 
 def _filter_and_optimizer(config: RunConfig) -> None:
-    # What filters a mixture with a probe ahead keeps up with the gradient (DiSK), and does go with Adam.
-    averages = isinstance(config.filter, filters.Exponential) and config.filter.kappa < 1
-    smooths = (
-        isinstance(config.filter, filters.OnlineFIR | filters.Designed)
-        or (isinstance(config.filter, filters.RecursiveLowPass) and len(config.filter.a) + len(config.filter.b) > 1)
-        or (averages and not isinstance(config.query, query.TwoPoint))
+    # DiSK's exponential filter does go before Adam, and is compared there without its query too.
+    smooths = isinstance(config.filter, filters.OnlineFIR | filters.Designed) or (
+        isinstance(config.filter, filters.RecursiveLowPass) and len(config.filter.a) + len(config.filter.b) > 1
     )
     if smooths and isinstance(config.optim, optim.Adam) and config.optim.beta1 > 0:
         raise UserError(
