@@ -408,10 +408,10 @@ def test_runs_that_have_not_ended_are_asked_for_again(one):
     assert one.asked() == [(0, (0, 1, 2))]
 
 
-def test_other_seeds_than_ours_count(one):
+def test_seeds_that_a_cell_does_not_ask_for_do_not_count(one):
     one.run(0, 7)
-    one.run(0, 9)
-    assert one.asked() == [(0, (0,))]
+    one.run(0, 9, status="diverged")
+    assert (one.standing().state, one.asked()) == (State.MISSING, [(0, (0, 1, 2))])
 
 
 def test_what_diverged_is_a_result_and_no_other_seed_takes_its_place(one):
@@ -450,6 +450,17 @@ def test_a_search_runs_all_candidates_once_then_the_winner_with_all_seeds(search
     assert (search.asked(), search.standing().later) == ([(1, (1,))], 0)
     search.run(1, 1, 0.1)
     assert search.standing().state == State.DONE
+
+
+def test_a_search_is_ranked_by_the_first_seed_and_waits_for_it(search):
+    """A candidate that has another seed alone, however good, is asked for its first; one that lost it is behind."""
+    search.run(0, 0, 0.5)
+    search.run(1, 1, 0.9)
+    search.run(2, 0, status="diverged")
+    search.run(2, 1, 0.9)
+    assert search.asked() == [(1, (0,))]
+    search.run(1, 0, 0.4)
+    assert search.asked() == [(0, (1,))]
 
 
 def test_what_is_lacking_matters_only_while_something_is_missing(one):

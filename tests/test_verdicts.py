@@ -225,11 +225,30 @@ def test_a_run_that_ended_badly_does_not_count(world, status):
     assert finding.detail == f"{status} ({folder.relative_to(world.results)})"
 
 
-def test_enough_runs_make_up_for_one_that_failed(world):
-    for seed in (0, 2, 3):
+@pytest.mark.parametrize("status", ["diverged", "failed", "invalid"])
+def test_no_other_seed_makes_up_for_one_that_was_lost(world, status):
+    """Else a method that diverges now and then would be judged by the runs that went well."""
+    for seed in (0, 2, 3, 4):
         world.run("dataset=digits algo=disk eps=1", seed, 60)
-    world.run("dataset=digits algo=disk eps=1", 1, 10, "diverged")
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+    folder = world.run("dataset=digits algo=disk eps=1", 1, 10, status)
+    finding = judge(world.artefact(), world.evidence)[0]
+    assert finding.outcome == Outcome.FAILED
+    assert finding.detail == f"{status} ({folder.relative_to(world.results)})"
+
+
+def test_seeds_that_a_cell_does_not_ask_for_say_nothing_of_it(world):
+    """Neither their numbers, nor how they ended, nor what they spent."""
+    world.run("dataset=digits algo=disk eps=1", 0, 60)
+    world.run("dataset=digits algo=disk eps=1", 1, 60)
+    world.run("dataset=digits algo=disk eps=1", 3, 60)
+    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.TOO_FEW_SEEDS
+    world.run("dataset=digits algo=disk eps=1", 2, 60)
+    world.run("dataset=digits algo=disk eps=1", 4, 60, eps=1.7)
+    world.run("dataset=digits algo=disk eps=1", 5, 10, "diverged")
+    artefact = world.artefact()
+    measured = world.evidence.measure(artefact, artefact.cells[0])
+    assert (measured.seeds, measured.broken, measured.overspent) == ((0, 1, 2), {}, None)
+    assert judge(artefact, world.evidence)[0].outcome == Outcome.REPRODUCED
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
@@ -590,6 +609,25 @@ def test_a_candidate_that_diverged_has_lost(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 10, "diverged")
     assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    # Its other seeds make up for nothing: it is ranked by the one it lost.
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 99)
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+
+
+def test_a_winner_that_loses_a_seed_fails(world):
+    world.runs("dataset=digits algo=disk eps=1 optim.lr=1", 50, 50, 50)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=2", 0, 60)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=2", 1, 60)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=2", 2, 10, "diverged")
+    world.run("dataset=digits algo=disk eps=1 optim.lr=2", 3, 60)
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.FAILED
+
+
+def test_a_candidate_whose_first_seed_has_not_ended_may_still_win(world):
+    world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 50)
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 2, 10, "diverged")
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.NOT_RUN
 
 
 # Computed numbers, and what no number decides.

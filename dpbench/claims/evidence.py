@@ -43,14 +43,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the runs of a cell came to.
+    """What the runs of a cell came to: those with the seeds 0 to `wanted` - 1, and no others in their place.
 
     Attributes:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
             records lack the number, or are "damaged", of runs that finished.
-        missing: whether a search has a configuration of which no run has finished yet.
+        missing: whether a search has a configuration whose first seed has not ended yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
         overrides: of these runs, the winner's in a search; None where a number is computed, quoted or not there yet.
@@ -85,14 +85,19 @@ class Measured:
         return not self.missing and len(self.values) >= self.wanted
 
     @property
-    def known(self) -> bool:
-        """Whether a run has ended; one that diverged has lost a search, as one that is not there yet has not."""
-        return bool(self.values or self.broken)
+    def first(self) -> float | None:
+        """The value of seed 0; None where that has none, or not yet."""
+        return self.values[0] if 0 in self.seeds else None
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """How runs ended that count for nothing, by their seeds."""
+        return {int(Path(folder).name): how for folder, how in self.broken.items()}
 
 
 def best_of(candidates: Iterable[Measured]) -> Measured:
-    """The winner of a search: the candidate that is best at its first seed."""
-    return max(candidates, key=lambda runs: runs.values[0] if runs.values else -math.inf)
+    """The winner of a search: the candidate that is best at seed 0; one that lost this seed is behind all others."""
+    return max(candidates, key=lambda runs: -math.inf if runs.first is None else runs.first)
 
 
 class Evidence:
@@ -110,21 +115,21 @@ class Evidence:
     def measure(self, artefact: Artefact, cell: Cell) -> Measured:
         """What the records say about a cell; computed numbers come from <results_dir>/computed.
 
-        A search is judged as the papers ran theirs: the candidate that is best at the first seed is the winner, and
-        its runs with all seeds are the cell's.
+        A search is judged as the papers ran theirs: the candidate that is best at seed 0 is the winner, and its runs
+        with all seeds are the cell's.
         """
         if cell.metric == "computed":
             return self._computed(artefact, cell)
         found = []
         for candidate in cell.candidates:
             runs = self.runs(cell, candidate)
-            # One of which nothing is known may still win, so there is no winner yet.
-            if not runs.known and len(cell.candidates) > 1:
+            # One whose first seed has not ended may still win, so there is no winner yet.
+            if len(cell.candidates) > 1 and runs.first is None and 0 not in runs.lost:
                 return Measured((), cell.seeds, {}, missing=True)
             found.append(runs)
         winner = best_of(found)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        return replace(winner, values=winner.values[: cell.seeds], runs=winner.runs[: cell.seeds], broken=broken)
+        return replace(winner, broken=broken)
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
@@ -133,9 +138,10 @@ class Evidence:
         return Measured(() if value is None else (value,), 1, {})
 
     def runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
-        """What the records say about one candidate of a cell."""
+        """What the records say about one candidate of a cell, by the seeds that the cell asks for."""
         digest = self.hash_of(overrides)
-        folders = seeds_of(self.results_dir / "runs" / digest) if digest else []
+        recorded = seeds_of(self.results_dir / "runs" / digest) if digest else []
+        folders = [folder for folder in recorded if int(folder.name) < cell.seeds]
         runs: dict[int, Run] = {}
         broken: dict[str, str] = {}
         spent: list[float] = []

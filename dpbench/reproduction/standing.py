@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 
 from dpbench.claims import Cell, Evidence, Measured
 from dpbench.claims.evidence import best_of
@@ -74,19 +73,17 @@ def standing_of(
     """
     found = {candidate: evidence.runs(cell, candidate) for candidate in cell.candidates}
     lost = {one: _lost(runs, partial(may_retry, one)) for one, runs in found.items()}
-    first = [candidate for candidate, runs in found.items() if not runs.values and not lost[candidate]]
+    first = [candidate for candidate, runs in found.items() if runs.first is None and 0 not in lost[candidate]]
     if len(found) > 1 and first:
         batches, later = [Batch(candidate, (0,)) for candidate in first], cell.seeds - 1
     else:
         winner = best_of(found.values())
         candidate = next(candidate for candidate, runs in found.items() if runs is winner)
         missing = [seed for seed in range(cell.seeds) if seed not in lost[candidate].union(winner.seeds)]
-        missing = missing[: max(0, cell.seeds - len(winner.seeds))]
         batches, later = ([Batch(candidate, tuple(missing))] if missing else []), 0
         if not batches:
             broken = {how for runs in found.values() for how in runs.broken.values()}
-            done = len(winner.values) >= cell.seeds
-            return Standing(State.DONE) if done else Standing(State.FAILED, reason=", ".join(sorted(broken)))
+            return Standing(State.DONE) if winner.enough else Standing(State.FAILED, reason=", ".join(sorted(broken)))
     if lacking is not None:
         return Standing(State.BLOCKED, tuple(batches), later, lacking)
     started = any(runs.values for runs in found.values())
@@ -95,5 +92,4 @@ def standing_of(
 
 def _lost(runs: Measured, may_retry: Callable[[int], bool]) -> frozenset[int]:
     """Seeds whose runs ended without a number, and stay so; none is replaced by another seed."""
-    ended = ((int(Path(folder).name), how) for folder, how in runs.broken.items())
-    return frozenset(seed for seed, how in ended if not (how in MAY_BE_RETRIED and may_retry(seed)))
+    return frozenset(seed for seed, how in runs.lost.items() if not (how in MAY_BE_RETRIED and may_retry(seed)))
