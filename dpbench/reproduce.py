@@ -95,9 +95,10 @@ def _reproduce(
     if write_output(grids, arguments.results_dir, console.print):
         log_output(config.tracker, arguments.results_dir, grids, errors.print)
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
-    counts = score(artefacts, planner.evidence).counts
-    if counts:
-        console.print("Claims: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    card = score(artefacts, planner.evidence)
+    for what, of_these in (("Claims", card.published), ("dpbench's own claims", card.own)):
+        if of_these.findings:
+            console.print(f"{what}: {of_these.in_words}")
     if interrupted is not None:
         return exit_code(interrupted)
     return FAILED if launch.failures else OK

@@ -252,12 +252,22 @@ def test_the_scorecard_counts_each_outcome_of_each_paper(world):
     table = re.search(r'<table class="score">.*?</table>', world.page(), re.DOTALL)[0]
     counts = {
         row[0].split("&nbsp;")[1].removesuffix("</span>"): row[1:]
-        for row in re.findall(r'<tr><th scope="row">(.*?)</th><td>(\d+)</td><td>(\d+)</td></tr>', table)
+        for row in re.findall(r'<tr><th scope="row">(.*?)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td></tr>', table)
         if "badge" in row[0]
     }
-    assert counts["reproduced"] == counts["below"] == counts["not judged by numbers"] == ("1", "1")
-    assert counts["not run"] == ("3", "3")  # two numbers at eps 8, and the order, which needs them
-    assert '<th scope="row">claims</th><td>6</td><td>6</td>' in table
+    assert counts["reproduced"] == counts["below"] == counts["not judged by numbers"] == ("1", "1", "0")
+    assert counts["not run"] == ("3", "3", "0")  # two numbers at eps 8, and the order, which needs them
+    assert '<th scope="row">claims</th><td>6</td><td>6</td><td>0</td>' in table
+
+
+def test_dpbenchs_own_claims_have_a_column_and_are_in_no_other(world):
+    ours = FILE.replace("claims:\n", "claims:\n  - {says: Ours., higher: {eps: 8}, lower: {eps: 1}, own: true}\n")
+    text = world.page(world.artefact(ours))
+    table = re.search(r'<table class="score">.*?</table>', text, re.DOTALL)[0]
+    assert '<th scope="row">claims</th><td>6</td><td>6</td><td>1</td>' in table
+    section = text.partition('id="adp-table_1"')[2]
+    assert section.index("dpbench’s own claims:") < section.index("<h4>Claims</h4>")
+    assert "dpbench’s own claims:" not in world.page()
 
 
 AUDIT = {

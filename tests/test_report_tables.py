@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from test_verdicts import ABOVE, World, digest, search
+from test_verdicts import ABOVE, BELOW, World, digest, search
 
 from dpbench.claims import Evidence, Outcome, load_all, load_artefact
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, write_computed
@@ -232,9 +232,10 @@ def test_the_scorecard_counts_and_says_first_how_little_was_run(tmp_path):
     evidence = Evidence(tmp_path, digest)
     grids = [build_grid(artefact, evidence) for artefact in artefacts]
     page = scorecard(grids)
-    total = sum(len(grid.findings) for grid in grids)
-    reported = [grid for grid in grids if grid.findings]  # our own comparisons claim nothing
-    waiting = sum(finding.outcome == Outcome.NOT_RUN for grid in grids for finding in grid.findings)
+    claimed = [finding for grid in grids for finding in grid.findings if not finding.own]
+    total = len(claimed)
+    reported = {finding.artefact for finding in claimed}  # our own comparisons claim nothing
+    waiting = sum(finding.outcome == Outcome.NOT_RUN for finding in claimed)
     assert (
         f"Of {total} claims in {len(reported)} tables and figures 0 have been compared with numbers of ours; 0 of these"
         in page
@@ -254,6 +255,26 @@ def test_the_scorecard_tells_what_was_compared(world):
     # new is reproduced, old is above; the gain is 3 where 5 is printed, so below; the order holds.
     assert "Of 7 claims in 1 tables and figures 4 have been compared with numbers of ours; 2 of these" in page
     assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
+
+
+def test_dpbenchs_own_claims_have_a_row_and_are_in_no_other_number(world):
+    """One of the paper's, one of ours which holds, one of ours which fails, one that waits for runs."""
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    world.runs(OLD, 57.0, 57.0, 57.0)
+    own = [order % ", at: {eps: 1}, own: true" for order in (ABOVE, BELOW)]
+    grid = grid_of(world, ABOVE % ", at: {eps: 1}", *own, ABOVE % ", at: {eps: 8}, own: true")
+    page = scorecard([grid])
+    assert "Of 7 claims in 1 tables and figures 4 have been compared with numbers of ours; 2 of these" in page
+    assert "2 by training and 0 by computing. 3 have not been run." in page
+    assert "dpbench's own claims about the papers, 3 orders" in page
+    assert "2 of them have been compared, and 1 hold." in page
+    assert "| ADP | 7 | 1 | 1 | 1 | 1 | 0 | 3 |" in page
+    assert "| dpbench's own claims | 3 | 0 | 0 | 0 | 1 | 1 | 1 |" in page
+    assert "| order fails | 0 |" in page
+    assert "](adp/made_up.md) | 7 | 1 | 1 | 1 | 1 | 3 |" in page
+    text = as_markdown(grid)
+    assert "**7 claims**: 1 reproduced, 1 above, 1 below, 1 order holds, 3 not run." in text
+    assert "Of dpbench's own, **3 claims**: 1 order holds, 1 order fails, 1 not run." in text
 
 
 def test_the_scorecard_counts_derived_numbers_apart_whether_they_agree_or_not(world):

@@ -55,6 +55,7 @@ def test_tables_and_pictures_are_logged_as_a_run(world):
         "detail": "60.00 % over 3 runs, +0, allowed ±1",
     }
     assert run.table("scorecard")[0]["reproduced"] == 1
+    assert [line["paper"] for line in run.table("scorecard")] == ["ADP", "dpbench's own claims"]
     (logged,) = run.history
     picture = run.folder / "files" / logged["adp/made_up_picture/path"]
     assert picture.read_bytes() == (world.results / "adp" / "made_up.png").read_bytes()

@@ -58,16 +58,19 @@ def finished(results: Path) -> dict[str, tuple[int, float]]:
 
 
 def test_everything_missing_is_run_and_judged_and_never_again(tmp_path):
-    claims(tmp_path, table_1=TABLE, table_2=SEARCH)
+    own = "claims: [{says: ours, higher: {method: new}, lower: {method: old}, own: true}]\n"
+    claims(tmp_path, table_1=TABLE + own, table_2=SEARCH)
     first = run(tmp_path)
     assert first.code == 0
     assert "Nothing is left that can be run here." in first.out
     assert "5 trained cells: 5 missing." in first.out
     found = finished(first.results)
     assert len(found) in (10, 11)  # four cells of two seeds; two further candidates; the winner's second seed
-    last = first.out.splitlines()[-1]
+    last, ours = first.out.splitlines()[-2:]
     assert last.startswith("Claims: ")
     assert "not run" not in last
+    assert "order" not in last
+    assert ours.startswith("dpbench's own claims: 1 order ")
     again = run(tmp_path)
     assert (again.code, finished(again.results)) == (0, found)
     assert "0 runs ended, 0 failed." in again.out

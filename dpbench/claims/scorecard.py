@@ -29,19 +29,34 @@ class Scorecard:
         counted = Counter(finding.outcome for finding in self.findings)
         return {outcome: counted[outcome] for outcome in Outcome if counted[outcome]}
 
+    @property
+    def in_words(self) -> str:
+        """How many claims had each outcome: 2 reproduced, 1 below."""
+        return ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+
+    @cached_property
+    def published(self) -> Scorecard:
+        """The claims of the papers."""
+        return Scorecard(tuple(finding for finding in self.findings if not finding.own))
+
+    @cached_property
+    def own(self) -> Scorecard:
+        """The claims that are dpbench's own, about the papers; see `Order`."""
+        return Scorecard(tuple(finding for finding in self.findings if finding.own))
+
     @cached_property
     def papers(self) -> Mapping[str, Scorecard]:
-        """The scorecard of each paper."""
+        """The scorecard of each paper, of what it claims itself."""
         return self._by(lambda where: where.split("/")[0])
 
     @cached_property
     def artefacts(self) -> Mapping[str, Scorecard]:
-        """The scorecard of each table and figure, by its file below conf/paper."""
+        """The scorecard of each table and figure, by its file below conf/paper, of what the paper claims there."""
         return self._by(lambda where: where)
 
     def _by(self, key: Callable[[str], str]) -> dict[str, Scorecard]:
         groups: dict[str, list[Finding]] = {}
-        for finding in self.findings:
+        for finding in self.published.findings:
             groups.setdefault(key(finding.artefact), []).append(finding)
         return {name: Scorecard(tuple(found)) for name, found in groups.items()}
 

@@ -1,4 +1,7 @@
-"""results/scorecard.md: every claim by outcome, overall, per paper and per artefact; what was not run is told first."""
+"""results/scorecard.md: every claim by outcome, overall, per paper and per artefact; what was not run is told first.
+
+Claims that are dpbench's own, about the papers, have a row of their own and are in no other number.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,46 @@ from dpbench.markdown import table
 from dpbench.report.grid import Grid, scorecard
 from dpbench.report.layout import title_of
 from dpbench.tracking.reading import Recorded
+from dpbench.wording import number_of
 
 # Outcomes in which our numbers bear a claim out, and those in which they were compared with it at all.
 AGREES = (Outcome.REPRODUCED, Outcome.ORDER_HOLDS)
 COMPARED = (*AGREES, Outcome.ABOVE, Outcome.BELOW, Outcome.ORDER_FAILS, Outcome.ORDER_OPEN, Outcome.ACCOUNTING_DIFFERS)
+OWN = "dpbench's own claims"
 
 
 def as_markdown(grids: Sequence[Grid]) -> str:
     """The scorecard of all artefacts."""
     card = scorecard(grids)
-    return "\n".join([*_head(grids, card), *_reasons(card), *_papers(card), *_artefacts(grids, card)]).rstrip() + "\n"
+    return (
+        "\n".join([*_head(grids, card), *_reasons(card.published), *_papers(card), *_artefacts(grids, card)]).rstrip()
+        + "\n"
+    )
 
 
 def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
-    total = len(card.findings)
-    judged = [finding for finding in card.findings if finding.outcome in COMPARED]
+    claims = card.published
+    judged = [finding for finding in claims.findings if finding.outcome in COMPARED]
     compared = [finding for finding in judged if not finding.derived]
     agrees = sum(finding.outcome in AGREES for finding in compared)
-    trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED)
+    trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED).published
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
-    own = [finding.outcome for finding in compared if finding.own]
     yield "# Scorecard"
     yield ""
     yield (
-        f"Of {total} claims in {len(card.artefacts)} tables and figures {len(compared)} have been compared with "
-        f"numbers of ours; {agrees} of these are reproduced or hold, {by_training} by training and "
-        f"{agrees - by_training} by computing. {card.counts.get(Outcome.NOT_RUN, 0)} have not been run."
+        f"Of {len(claims.findings)} claims in {len(card.artefacts)} tables and figures {len(compared)} have been "
+        f"compared with numbers of ours; {agrees} of these are reproduced or hold, {by_training} by training and "
+        f"{agrees - by_training} by computing. {claims.counts.get(Outcome.NOT_RUN, 0)} have not been run."
     )
+    own = [finding.outcome for finding in card.own.findings if finding.outcome in COMPARED]
     if own:
         yield ""
         yield (
-            f"{len(own)} of the orders compared are not the papers' but about them: what a method, or the code "
-            f"released with it, computes, or what is left of a claim. {own.count(Outcome.ORDER_HOLDS)} of these hold."
+            f"Not among these are dpbench's own claims about the papers, {number_of(len(card.own.findings), 'order')}: "
+            "what a method, or the code released with it, computes, or what is left of a claim. "
+            f"{len(own)} of them have been compared, and {own.count(Outcome.ORDER_HOLDS)} hold."
         )
-    derived = card.counts.get(Outcome.AS_DERIVED, 0)
+    derived = claims.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
         yield ""
         others = len(judged) - len(compared)
@@ -56,7 +65,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     if newest is not None:
         yield f"Newest record: {newest}."
         yield ""
-    counts = ((outcome, card.counts.get(outcome, 0)) for outcome in Outcome)
+    counts = ((outcome, claims.counts.get(outcome, 0)) for outcome in Outcome)
     yield from table(["outcome", "claims"], counts, numbers=("claims",))
     yield ""
 
@@ -96,7 +105,8 @@ def _reasons(card: Scorecard) -> Iterator[str]:
 def _papers(card: Scorecard) -> Iterator[str]:
     yield "## Papers"
     yield ""
-    yield from _counted([(SECTIONS[paper], of_paper) for paper, of_paper in card.papers.items()], card, "paper")
+    papers = [(SECTIONS[paper], of_paper) for paper, of_paper in card.papers.items()]
+    yield from _counted([*papers, (OWN, card.own)] if card.own.findings else papers, card, "paper")
 
 
 def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
@@ -108,7 +118,7 @@ def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         trained = [grid.artefact for grid in own if grid.artefact.kind == Kind.TRAINED]
         yield f"All of it takes {cost(cell for artefact in trained for cell in artefact.cells).in_words()}."
         yield ""
-        named = [(_link(grid), Scorecard(grid.findings)) for grid in own]
+        named = [(_link(grid), Scorecard(grid.findings).published) for grid in own]
         yield from _counted(named, of_paper, "table or figure")
 
 

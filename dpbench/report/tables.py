@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from io import StringIO
 
-from dpbench.claims import Cell, Finding, Kind, Outcome
+from dpbench.claims import Cell, Kind, Outcome, Scorecard
 from dpbench.claims.schema import Words
 from dpbench.markdown import table
 from dpbench.report.grid import Entry, Grid
@@ -50,7 +49,7 @@ def as_markdown(grid: Grid, picture: str | None = None) -> str:
         "",
         f"Source: {artefact.source}. {_kind(grid)}",
         "",
-        _summary(grid.findings),
+        _summary(Scorecard(grid.findings)),
         "",
     ]
     if picture is not None:
@@ -80,11 +79,14 @@ def _kind(grid: Grid) -> str:
     return f"{str(artefact.kind).capitalize()}: {artefact.reason}."
 
 
-def _summary(findings: Sequence[Finding]) -> str:
-    """How many claims had each outcome, in a line."""
-    counted = Counter(finding.outcome for finding in findings)
-    told = ", ".join(f"{counted[outcome]} {outcome}" for outcome in Outcome if counted[outcome])
-    return f"**{number_of(len(findings), 'claim')}**: {told}." if findings else "No claims."
+def _summary(card: Scorecard) -> str:
+    """How many claims had each outcome, in a line: the paper's, then dpbench's own."""
+    lines = []
+    if card.published.findings:
+        lines.append(f"**{number_of(len(card.published.findings), 'claim')}**: {card.published.in_words}.")
+    if card.own.findings:
+        lines.append(f"Of dpbench's own, **{number_of(len(card.own.findings), 'claim')}**: {card.own.in_words}.")
+    return " ".join(lines) or "No claims."
 
 
 def _list(lines: Iterable[str]) -> list[str]:

@@ -55,8 +55,8 @@ class PaperView:
 
     @cached_property
     def score(self) -> Scorecard:
-        """Its claims by outcome."""
-        return scorecard(view.grid for view in self.artefacts)
+        """What it claims itself, by outcome."""
+        return scorecard(view.grid for view in self.artefacts).published
 
     @cached_property
     def reasons(self) -> tuple[tuple[str, int], ...]:
@@ -67,7 +67,7 @@ class PaperView:
             for entry in view.grid.entries.values():
                 if entry.cell.runs and entry.value is None and not view.whole:
                     waiting.append(entry.cell)
-            for finding in view.grid.findings:
+            for finding in view.score.findings:
                 if finding.lack is not None:
                     counted[_reason(finding)] += 1
         named: dict[str, str] = {Lack.RUNS: f"waiting for runs: {cost(waiting).in_words()}"}
@@ -114,8 +114,13 @@ class ArtefactView:
 
     @cached_property
     def score(self) -> Scorecard:
-        """Its claims by outcome."""
-        return scorecard([self.grid])
+        """What the paper claims in it, by outcome."""
+        return scorecard([self.grid]).published
+
+    @cached_property
+    def own(self) -> Scorecard:
+        """What dpbench itself claims about it, by outcome."""
+        return scorecard([self.grid]).own
 
     @property
     def folded(self) -> bool:

@@ -14,6 +14,7 @@ from dpbench.config.schema import TrackerSettings
 from dpbench.markdown import table
 from dpbench.report.grid import Grid, scorecard
 from dpbench.report.layout import title_of
+from dpbench.report.scorecard import OWN
 from dpbench.report.selection import selection_of
 from dpbench.tracking import log_once
 
@@ -56,9 +57,10 @@ def log_output(
 
 
 def _counts(grids: Sequence[Grid]) -> list[list[Any]]:
-    """Claims of each paper by outcome."""
-    papers = scorecard(grids).papers
-    return [[SECTIONS[key], *(one.counts.get(outcome, 0) for outcome in Outcome)] for key, one in papers.items()]
+    """Claims of each paper by outcome, and dpbench's own."""
+    card = scorecard(grids)
+    named = {**{SECTIONS[key]: of_paper for key, of_paper in card.papers.items()}, OWN: card.own}
+    return [[name, *(one.counts.get(outcome, 0) for outcome in Outcome)] for name, one in named.items()]
 
 
 def _lines(grid: Grid) -> list[list[str]]:
