@@ -113,6 +113,7 @@ CONTRADICTED = {
         "1, 0.1, 0, number rate of",
     ],
     "disk/table_7": ["data MNLI", "data QNLI", "data E2E", "data DART"],
+    "adp/text_1": [f"eps {eps}, account quoted" for eps in ("0.8", "1.2", "1.6", "3.2", "6.4")],
     "adp/text_2": ["So it does with step size (i)"],
     "dc_sgd/figure_3": ["The estimated curves lie below the truth"],
     "dc_sgd/text_2": ["of ResNet18, method saving as stated", "of BERT, method saving as stated"],
