@@ -116,7 +116,6 @@ CONTRADICTED = {
     "adp/text_1": [f"eps {eps}, account quoted" for eps in ("0.8", "1.2", "1.6", "3.2", "6.4")],
     "adp/text_2": ["So it does with step size (i)"],
     "dc_sgd/figure_3": ["The estimated curves lie below the truth"],
-    "dc_sgd/text_2": ["of ResNet18, method saving as stated", "of BERT, method saving as stated"],
 }
 AGREEMENT = (Outcome.REPRODUCED, Outcome.AS_DERIVED, Outcome.ORDER_HOLDS, Outcome.NOT_JUDGED)
 
@@ -412,6 +411,13 @@ def test_noise_multipliers_spend_their_budget_by_opacus(computed):
         assert spent == pytest.approx(eps, rel=2e-3)
 
 
+@pytest.mark.parametrize("name", ["dc_sgd/text_2", "doppler/figure_6"])
+def test_what_follows_from_a_papers_own_numbers_is_not_counted_as_reproduced(name, results):
+    """Products of its times, and the gain at frequency 0 of its taps: they agree with the paper by arithmetic alone."""
+    outcomes = {finding.outcome for finding in verdicts(shortened(name), results)}
+    assert outcomes == {Outcome.AS_DERIVED, Outcome.NOT_JUDGED}
+
+
 def test_the_saving_is_the_quotient_of_the_printed_times(computed):
     values = computed("dc_sgd/text_2").values
     assert values["of CNN, method saving"] == pytest.approx(10 * 186 / 214)
@@ -444,7 +450,6 @@ PLANTED: list[tuple[str, object, str, object]] = [
     ("disk/figure_3", disk, "scalar_gains", lambda w, h, v, steps: GAINS(w, h, v, steps + 1)[1:]),
     ("disk/figure_6a", disk, "METHODS", {**disk.METHODS, "NoisyKF": disk.METHODS["NoisyLP"]}),
     ("adp/text_2", StepSizeNoise, "scale", lambda self, step: 1 / self._course.rate(step)),
-    ("adp/text_1", adp, "CONSTANT", 8.0),
     ("dc_sgd/figure_2", PercentileThreshold, "_rule", _more_than_the_quantile),
     ("dc_sgd/figure_3", dc_sgd, "midpoints", lambda reach, bins: np.arange(bins) * reach / bins),
     ("dc_sgd/text_1", RandomStopping, "over", classmethod(lambda cls, candidates: cls(1 / candidates))),

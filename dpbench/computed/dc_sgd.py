@@ -198,7 +198,7 @@ def cost_of_tuning(artefact: Artefact) -> Computed:
             assert printed is not None
             return printed.value * sizes["Adam"][method]
 
-        return seconds("DP-SGD") / seconds("DC-SGD-E") if column.startswith("saving") else seconds(column)
+        return seconds("DP-SGD") / seconds("DC-SGD-E") if column == "saving" else seconds(column)
 
     return Computed(values_of(artefact, number), remarks=("Times of one training are the paper's.",))
 
