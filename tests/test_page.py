@@ -260,6 +260,14 @@ def test_the_scorecard_counts_each_outcome_of_each_paper(world):
     assert '<th scope="row">claims</th><td>6</td><td>6</td><td>0</td>' in table
 
 
+def test_the_scorecard_tells_numbers_that_the_same_runs_reproduce_twice(world):
+    for seed in (0, 1):
+        record(world.results, NEW, seed, 60)
+    again = world.artefact(name="table_2")
+    assert "The 2 printed numbers reproduced by training are 1 distinct ones" in world.page(world.artefact(), again)
+    assert "distinct ones" not in world.page(world.artefact())
+
+
 def test_dpbenchs_own_claims_have_a_column_and_are_in_no_other(world):
     ours = FILE.replace("claims:\n", "claims:\n  - {says: Ours., higher: {eps: 8}, lower: {eps: 1}, own: true}\n")
     text = world.page(world.artefact(ours))

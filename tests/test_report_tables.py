@@ -13,7 +13,7 @@ from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, 
 from dpbench.config import conf_folder
 from dpbench.report.grid import Grid, build_grid
 from dpbench.report.scorecard import as_markdown as scorecard
-from dpbench.report.scorecard import newest_record
+from dpbench.report.scorecard import newest_record, origins_of, repeated
 from dpbench.report.selection import selection_of
 from dpbench.report.tables import as_csv, as_markdown
 
@@ -288,7 +288,7 @@ def test_the_scorecard_counts_derived_numbers_apart_whether_they_agree_or_not(wo
 
 def test_the_scorecard_names_the_newest_record(world):
     grid = grid_of(world)
-    assert newest_record([grid]) is None
+    assert newest_record(origins_of([grid])) is None
     world.runs(NEW, 60.0, 60.0)
     for seed, origin in enumerate(
         (
@@ -297,4 +297,23 @@ def test_the_scorecard_names_the_newest_record(world):
         )
     ):
         (world.results / "runs" / digest(NEW.split()) / str(seed) / "provenance.json").write_text(json.dumps(origin))
-    assert newest_record([grid_of(world)]) == "2026-01-02T00:00:00+00:00, commit bbbbbbbbbbbb with changes"
+    grid = grid_of(world)
+    newest = "2026-01-02T00:00:00+00:00, commit bbbbbbbbbbbb with changes"
+    assert newest_record(origins_of([grid])) == newest
+    # Both panels have the same two runs, of which one began with changes.
+    told = f"Newest record: {newest}.\n1 of 2 runs behind cells began with changes that were in no commit.\n"
+    assert told in scorecard([grid, grid])
+
+
+def test_the_scorecard_tells_numbers_that_the_same_runs_reproduce_twice(world):
+    """The same runs beside another number, or other runs beside the same one, are no repetition."""
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    world.runs(OLD, 60.0, 60.0, 60.0)
+    first = grid_of(world, change=lambda text: text.replace("| 55 ", "| 60 "))
+    other = grid_of(world, change=lambda text: text.replace("60 ± 0.3", "60.1"))
+    assert repeated([first]) is None
+    assert repeated([first, other]) is None
+    again = grid_of(world)
+    told = "The 3 printed numbers reproduced by training are 2 distinct ones: in 1 place the same runs"
+    assert told in repeated([first, again])
+    assert told in scorecard([first, again])

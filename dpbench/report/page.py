@@ -20,6 +20,7 @@ from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import curve_svg
 from dpbench.report.run_records import read_runs
 from dpbench.report.runs import Configuration, Runs
+from dpbench.report.scorecard import repeated
 from dpbench.report.views import ArtefactView, PaperView, anchor
 
 # A page of some 10 MB still opens on a phone; tables and verdicts of all papers take 2 to 3 of them.
@@ -41,6 +42,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     return template.render(
         papers=[paper for paper in papers if paper.artefacts],
         overall=scorecard(grids),
+        repeated=repeated(grids),
         looks=LOOKS,
         runs=runs,
         shown=shown,

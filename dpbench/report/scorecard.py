@@ -6,8 +6,9 @@ Claims that are dpbench's own, about the papers, have a row of their own and are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from dpbench.claims import SECTIONS, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
@@ -60,20 +61,50 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         others = len(judged) - len(compared)
         but = f", and {others} do not" if others else ""
         yield f"Apart from these, {derived} numbers that the papers imply but do not print agree with ours{but}."
+    repeats = repeated(grids)
+    if repeats is not None:
+        yield ""
+        yield repeats
     yield ""
-    newest = newest_record(grids)
+    origins = origins_of(grids)
+    newest = newest_record(origins)
     if newest is not None:
+        changed = sum(bool(origin.get("dirty")) for origin in origins)
         yield f"Newest record: {newest}."
+        yield f"{changed:,} of {number_of(len(origins), 'run')} behind cells began with changes that were in no commit."
         yield ""
     counts = ((outcome, claims.counts.get(outcome, 0)) for outcome in Outcome)
     yield from table(["outcome", "claims"], counts, numbers=("claims",))
     yield ""
 
 
-def newest_record(grids: Iterable[Grid]) -> str | None:
-    """When the newest run behind any number began, and at which commit; None where no record says."""
+def repeated(grids: Iterable[Grid]) -> str | None:
+    """How many numbers that training reproduced are the same one of the same runs in another table; None for none."""
+    entries = [
+        entry
+        for grid in grids
+        for entry in grid.entries.values()
+        if entry.runs and entry.finding is not None and entry.finding.outcome == Outcome.REPRODUCED
+    ]
+    printed = [(entry.cell.printed.value, entry.cell.unit) for entry in entries if entry.cell.printed is not None]
+    runs = [tuple(run.folder for run in entry.runs) for entry in entries]
+    distinct = len(set(zip(printed, runs, strict=True)))
+    if distinct == len(entries):
+        return None
+    return (
+        f"The {number_of(len(entries), 'printed number')} reproduced by training are {distinct:,} distinct ones: "
+        f"in {number_of(len(entries) - distinct, 'place')} the same runs reproduce the same number as in another."
+    )
+
+
+def origins_of(grids: Iterable[Grid]) -> list[Mapping[str, Any]]:
+    """Where every run behind any number comes from, as its record says, each run once."""
     folders = {run.folder for grid in grids for entry in grid.entries.values() for run in entry.runs}
-    origins = [Recorded(folder).provenance for folder in folders]
+    return [Recorded(folder).provenance for folder in folders]
+
+
+def newest_record(origins: Iterable[Mapping[str, Any]]) -> str | None:
+    """When the newest run began, and at which commit; None where no record says."""
     dated = [origin for origin in origins if _is_stamp(origin.get("started"))]
     if not dated:
         return None
