@@ -79,7 +79,7 @@ def record(
         },
         "provenance": {"commit": "0123456789abcdef", "dirty": True, "device": "a device", "wall_seconds": 77.7,
                        "command": ["/home/somebody/run.py"], "python": "3.11", "platform": "Linux",
-                       "versions": {"torch": "2.11.0"}},
+                       "versions": {"dpbench": None, "torch": "2.11.0"}},
     }  # fmt: skip
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -325,6 +325,7 @@ def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):
     assert "test accuracy by epoch, 1 run: from 20 to 60 %" in text
     assert "0123456789ab, modified" in document.text
     assert "torch 2.11.0" in document.text
+    assert "dpbench None" not in document.text
     assert re.search(r"<td>60\.00</td><td>61\.00</td><td>0\.987</td><td>78</td>", text)
     assert "somebody" not in text, "names of folders do not belong on a page that is published"
 

@@ -28,6 +28,7 @@ from dpbench.claims import (
 )
 from dpbench.claims.computed_file import Computed, path_of, write_computed
 from dpbench.claims.evidence import Measured, Run
+from dpbench.claims.notation import number
 from dpbench.claims.schema import METRICS, Order
 from dpbench.claims.scorecard import Scorecard
 from dpbench.claims.verdict import _Error, _errors_at, _Noise, judge_order
@@ -144,6 +145,33 @@ def test_a_difference_that_is_hardly_too_large_is_written_with_the_digits_that_s
     finding = world.values(61.0004, 61.0004, 61.0004)
     assert finding.outcome == Outcome.ABOVE
     assert finding.detail.endswith(", +1.0004, allowed ±1")
+
+
+@pytest.mark.parametrize(("printed", "found"), [("90.57 ± 0.02", 90.57 + 1.5e-14), ("0", 6e-18)])
+def test_what_rounding_leaves_of_a_difference_is_not_shown(world, printed, found):
+    finding = world.values(*[found] * 3, change=lambda text: text.replace("60 ± 0.3", printed))
+    assert finding.detail == f"{printed[:5] if found > 1 else '0.00'} % over 3 runs, +0, allowed ±1"
+
+
+def test_a_small_difference_that_is_no_rounding_is_shown(world):
+    assert ", +6e-07, allowed" in world.values(*[60 + 6e-7] * 3).detail
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (67185.0, "s", "67185"),
+        (1e6, "", "1000000"),
+        (2e6, "", "2e+06"),
+        (-12345.0, "", "-12345"),
+        (12345.6, "", "1.235e+04"),
+        (0.0, "", "0"),
+        (1e-10, "", "1e-10"),
+        (90.0, "%", "90.00"),
+    ],
+)
+def test_whole_numbers_are_written_plainly(value, unit, text):
+    assert number(value, unit) == text
 
 
 def test_a_number_that_is_derived_and_not_printed_is_counted_apart(world):

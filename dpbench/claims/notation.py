@@ -15,6 +15,8 @@ PRINTED = re.compile(
     rf"(?:\s*±\s*(?P<spread>{NUMBER}))?(?:\s*\((?P<best>{NUMBER})\))?(?:\s*x\s*(?P<times>\d+))?"
 )
 ABSENT = "–"
+# Whole numbers up to this are written without an exponent.
+PLAIN = 10**6
 SETTING = re.compile(r"(?P<key>[a-z_][\w.]*)=(?P<value>\S+)")
 BETWEEN = " / "
 
@@ -119,5 +121,7 @@ def _labels(text: str, axes: Labels, field: str) -> Labels:
 
 
 def number(value: float, unit: str) -> str:
-    """A number of ours: per cents and points with two decimals, others with four digits."""
-    return f"{value:.2f}" if unit in ("%", "points") else f"{value:.4g}"
+    """A number of ours: per cents and points with two decimals, others with four digits, whole ones with all."""
+    if unit in ("%", "points"):
+        return f"{value:.2f}"
+    return f"{value:.0f}" if value.is_integer() and abs(value) <= PLAIN else f"{value:.4g}"

@@ -99,13 +99,15 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     if obstacle is not None:
         return obstacle
     found = [one for _, one in parts]
-    value = found[0].mean - (found[1].mean if len(found) > 1 else 0.0)
+    value = cleared(found[0].mean - (found[1].mean if len(found) > 1 else 0.0), cell)
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
     allowed = _allowed(cell.tolerance, error)
     difference = value - cell.printed.value
     by = "computed" if cell.metric == "computed" else f"over {number_of(len(found[0].values), 'run')}"
-    # What rounding leaves of a difference that is just allowed is allowed.
-    near = abs(difference) <= allowed + ROUNDING * max(allowed, abs(cell.printed.value))
+    # What rounding leaves of a difference is none, and of one that is just allowed is allowed.
+    rounding = ROUNDING * max(allowed, abs(cell.printed.value))
+    difference = 0.0 if abs(difference) <= rounding else difference
+    near = abs(difference) <= allowed + rounding
     digits = 3 if near else _digits_apart(abs(difference), allowed)
     detail = f"{_own(value, cell)} {by}, {difference:+.{digits}g}, allowed ±{allowed:.{digits}g}"
     agreed = Outcome.REPRODUCED if cell.derived is None else Outcome.AS_DERIVED
@@ -113,6 +115,12 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
         agreed, detail = Outcome.NOT_JUDGED, "a setting, which the runs here take over as it is printed"
     outcome = agreed if near else Outcome.ABOVE if difference > 0 else Outcome.BELOW
     return _accounted(Finding(artefact.where, claim, outcome, detail, derived=cell.derived is not None), parts)
+
+
+def cleared(value: float, cell: Cell) -> float:
+    """A number of ours as it is shown: 0 where that is printed and only rounding is left beside the tolerance."""
+    printed_zero = cell.printed is not None and cell.printed.value == 0
+    return 0.0 if printed_zero and abs(value) <= ROUNDING * cell.tolerance.points else value
 
 
 def _digits_apart(one: float, other: float) -> int:

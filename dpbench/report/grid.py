@@ -23,6 +23,7 @@ from dpbench.claims import (
 from dpbench.claims.computed_file import Computed, path_of, read_computed
 from dpbench.claims.needs import Requirement, of_artefact
 from dpbench.claims.notation import Labels, number
+from dpbench.claims.verdict import cleared
 from dpbench.report.selection import selection_of
 from dpbench.wording import NOTHING
 
@@ -84,7 +85,7 @@ class Entry(JudgedCell):
         if value is None:
             ended = sorted(set(self.broken.values()))
             return ", ".join(ended) if ended else NOTHING
-        text = number(value, self.cell.unit)
+        text = number(cleared(value, self.cell), self.cell.unit)
         if self.computed:
             return text
         if self.spread is not None:

@@ -46,7 +46,7 @@ class Made:
             commit=str(origin.get("commit") or UNKNOWN)[:12] + (", modified" if origin.get("dirty") else ""),
             device=str(origin.get("device") or UNKNOWN) + (f", CUDA {cuda}" if cuda else ""),
             platform=f"Python {origin.get('python') or UNKNOWN}, {origin.get('platform') or UNKNOWN}",
-            versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+            versions=", ".join(f"{name} {version}" for name, version in versions.items() if version),
         )
 
 
