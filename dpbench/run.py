@@ -346,12 +346,14 @@ def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | Non
         "best on test",
         "eps",
         "eps as published",
+        "eps of the search",
         "status",
     ]
     cells = []
     for job, row in zip(jobs, rows, strict=True):
         found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps"))]
-        found += [str(row.summary.get("published_eps")), row.status]
+        found += [str(row.summary.get(name)) for name in ("published_eps", "search_eps")]
+        found.append(row.status)
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
     where = Path(jobs[0].config.results_dir)
     log_table(settings, where, name=f"table-{group}", columns=columns, rows=cells, say=errors.print)

@@ -5,11 +5,12 @@ import json
 import math
 import re
 import statistics
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import yaml
-from cli import Outcome, read, records, run, status
+from cli import Outcome, only_record, read, records, run, status
 from pyarrow import parquet
 from results_command import age_by, change, results, rows
 
@@ -165,6 +166,32 @@ def test_the_eps_spent_is_shown_and_said_not_to_be_proven_where_it_is_not(store)
     table = cells(results(store, "compare", "algo=disk", "eps=8", "vs", "algo=dpsgd"))
     assert table["eps spent"][0] == "9.25, not proven"
     assert "proven" not in table["eps spent"][1]
+
+
+def test_what_a_search_spends_is_shown_beside_what_its_run_spends(tmp_path, monkeypatch):
+    tables = []
+    monkeypatch.setattr("dpbench.run.log_table", lambda *_, **table: tables.append(table))
+    outcome = run(tmp_path, "privacy.search_runs=8", "privacy.accountant=auto", "epochs=0.5", "eps=8", "-m")
+    assert outcome.code == 0
+    summary = read(only_record(tmp_path), "summary.json")
+    alone, search = summary["eps"], summary["search_eps"]
+    assert alone < 0.8 * search
+    assert search == pytest.approx(8, rel=1e-2)
+    assert "eps of the search" in outcome.out
+    assert re.search(rf" {alone:.4g} +{search:.4g} .* finished", outcome.out)
+    (written,) = tmp_path.glob("sweeps/*/table.csv")
+    (cells,) = csv.DictReader(StringIO(written.read_text()))
+    assert (float(cells["eps"]), float(cells["eps of the search"])) == (alone, search)
+    (tracked,) = tables
+    assert dict(zip(tracked["columns"], tracked["rows"][0], strict=True))["eps of the search"] == str(search)
+    (row,) = rows(results(tmp_path, "list"))
+    assert (row["spent"], row["search_eps"]) == (f"{alone:.4g}", f"{search:.4g}")
+
+
+def test_without_a_search_nothing_is_said_of_one(results_of_a_run):
+    assert "search" not in results(results_of_a_run, "list").out
+    (row,) = rows(results(results_of_a_run, "list", "columns=search_eps"))
+    assert row["search_eps"] == "–"
 
 
 def test_a_wide_table_is_not_cut(sweep):

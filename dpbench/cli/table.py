@@ -23,6 +23,7 @@ COLUMNS = (
     "best on test (%)",
     "eps",
     "eps as published",
+    "eps of the search",
     "delta",
     "noise multiplier",
     "steps",
@@ -31,7 +32,7 @@ COLUMNS = (
 )
 
 # Left out of the printed table where no run has a value.
-OPTIONAL = ("eps as published",)
+OPTIONAL = ("eps as published", "eps of the search")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Row:
             "eps": summary.get("eps"),
             "eps is proven": None if summary.get("eps") is None else str(is_proven(summary)).lower(),
             "eps as published": summary.get("published_eps"),
+            "eps of the search": summary.get("search_eps"),
             "delta": summary.get("delta"),
             "noise multiplier": summary.get("noise_multiplier"),
             "steps": summary.get("steps"),
@@ -83,9 +85,10 @@ class Row:
             "test accuracy, last (%)": lambda x: f"{x:.2f}",
             "best on test (%)": lambda x: f"{x:.2f}",
             "eps": lambda x: f"{float(x):.4g}{unproven}",
-            "eps as published": lambda x: f"accounting differs: {x:.4g}",
-            "delta": lambda x: f"{x:.3g}",
-            "noise multiplier": lambda x: f"{x:.4f}",
+            "eps as published": lambda x: f"accounting differs: {float(x):.4g}",
+            "eps of the search": lambda x: f"{float(x):.4g}",
+            "delta": lambda x: f"{float(x):.3g}",
+            "noise multiplier": lambda x: f"{float(x):.4f}",
         }
         return [NOTHING if found[name] is None else shown.get(name, str)(found[name]) for name in COLUMNS]
 

@@ -22,7 +22,12 @@ from dpbench.tracking.reading import DAMAGED, tell
 from dpbench.tracking.shapes import is_number
 from dpbench.wording import NOTHING, duration, number_of
 
-COLUMNS = ("algorithm", "dataset", "model", "eps", "spent", "seed", "status", "accuracy", "steps", "commit", "age")
+COLUMNS = (
+    *("algorithm", "dataset", "model", "eps", "spent", "search_eps"),
+    *("seed", "status", "accuracy", "steps", "commit", "age"),
+)
+# Left out where no run has a value.
+OPTIONAL = ("search_eps",)
 TEXTS = ("algorithm", "dataset", "model", "status", "commit", "hash")
 # More damaged records than these are counted, not named.
 NAMED = 20
@@ -87,23 +92,23 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     """A row for each of these records."""
     table = new_table()
     now = datetime.now(UTC)
-    names = (*COLUMNS, *(name for name in further if name not in COLUMNS), "hash")
-    for name in names:
+    asked = (*COLUMNS, *(name for name in further if name not in COLUMNS), "hash")
+    cells = {name: _column(index, name, places, now) for name in asked}
+    _mark_unproven(index, places, cells["spent"])
+    dirty = index.column("provenance.dirty")
+    cells["commit"] = [
+        text + "+" if dirty[place] is True else text for text, place in zip(cells["commit"], places, strict=True)
+    ]
+    for name in set(OPTIONAL).difference(further):
+        if set(cells[name]) <= {NOTHING}:
+            del cells[name]
+    for name in cells:
         table.add_column(
             "accuracy (%)" if name == "accuracy" else name,
             justify="left" if name in TEXTS else "right",
             no_wrap=True,
         )
-    cells = [
-        [_cell(name, values[place], now) for place in places] for name in names for values in [_values(index, name)]
-    ]
-    _mark_unproven(index, places, cells[names.index("spent")])
-    dirty = index.column("provenance.dirty")
-    cells[names.index("commit")] = [
-        text + "+" if dirty[place] is True else text
-        for text, place in zip(cells[names.index("commit")], places, strict=True)
-    ]
-    for row in zip(*cells, strict=True):
+    for row in zip(*cells.values(), strict=True):
         table.add_row(*(Text(text) for text in row))
     return table
 
@@ -121,14 +126,15 @@ def is_unproven(index: Index, place: int) -> bool:
     return is_number(spent) and not is_proven({"eps": spent, "private": private is not False})
 
 
-def _values(index: Index, name: str) -> list[Any]:
-    return index.column("hash") if name == "hash" else values_of(index, name)
+def _column(index: Index, name: str, places: Sequence[int], now: datetime) -> list[str]:
+    values = index.column("hash") if name == "hash" else values_of(index, name)
+    return [_cell(name, values[place], now) for place in places]
 
 
 def _cell(name: str, value: Any, now: datetime) -> str:
     if value is ABSENT or value is None:
         return NOTHING
-    if name == "spent":
+    if name in ("spent", "search_eps"):
         return f"{float(value):.4g}" if is_number(value) else NOTHING
     if name in ("accuracy", "best"):
         return f"{100 * float(value):.2f}" if is_number(value) else NOTHING

@@ -24,6 +24,7 @@ SHORT = {
     "best": "summary.test_accuracy.best",
     "steps": "summary.steps",
     "spent": "summary.eps",
+    "search_eps": "summary.search_eps",
     "noise_multiplier": "summary.noise_multiplier",
     "seconds": "provenance.wall_seconds",
     "commit": "provenance.commit",

@@ -79,7 +79,7 @@ OBJECT = entries({})
 
 # What claims may be about, besides accuracy: each a number of a run's end, or of an evaluation.
 SCORES = ("test_loss", "bleu", "rouge_l", "meteor", "meteor_without_synonyms", "nist", "cider", "perplexity")
-_NUMBERS = (*SCORES, "eps", "target_eps", "published_eps", "delta", "noise_multiplier", "sampling_rate")
+_NUMBERS = (*SCORES, "eps", "target_eps", "published_eps", "search_eps", "delta", "noise_multiplier", "sampling_rate")
 
 
 def status(words: tuple[str, ...]) -> Shape:
