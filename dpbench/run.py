@@ -90,6 +90,9 @@ def _main(typed: list[str]) -> int:
 
     if hydras:
         launcher()  # refuses what is wrong with it before any run begins
+    elsewhere = _launcher_of(hydras)
+    if elsewhere is not None and not options.multirun:
+        raise UserError(f"{elsewhere}: takes a sweep; add -m")
     if jobs[0].config.plan:
         print_plan(jobs, console)
         return OK
@@ -117,13 +120,19 @@ def _folders(options: Namespace) -> list[Path]:
     return [Path(options.config_dir).absolute()] if options.config_dir else []
 
 
+def _launcher_of(overrides: Sequence[str]) -> str | None:
+    """The override that hands runs to other processes; None where they are carried out in this one."""
+    chosen = (line for line in overrides if line.startswith("hydra/launcher=") and line != "hydra/launcher=basic")
+    return next(chosen, None)
+
+
 def _refuse_launcher(overrides: list[str]) -> None:
     """Processes of a launcher would not be those that torchrun started."""
-    for line in overrides if current_team().size > 1 else []:
-        if line.startswith("hydra/launcher=") and line != "hydra/launcher=basic":
-            raise UserError(
-                f"{line}: under torchrun the runs of a sweep go one after the other; leave the launcher out"
-            )
+    elsewhere = _launcher_of(overrides)
+    if elsewhere is not None and current_team().size > 1:
+        raise UserError(
+            f"{elsewhere}: under torchrun the runs of a sweep go one after the other; leave the launcher out"
+        )
 
 
 def _refuse_other_folders(overrides: list[str]) -> None:
@@ -283,10 +292,9 @@ def _fused(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
 
     Which seeds share their passes is decided in that job.
     """
-    elsewhere = any(line.startswith("hydra/launcher=") and line != "hydra/launcher=basic" for line in hydras)
     fuse = jobs[0].config.fuse_seeds
     several = len({job.config.seed for job in jobs}) > 1
-    return bool(several and fuse and not (elsewhere and fuse == "auto"))
+    return bool(several and fuse and not (_launcher_of(hydras) and fuse == "auto"))
 
 
 def _launch(flags: list[str], overrides: list[str]) -> str | None:

@@ -274,13 +274,32 @@ def test_workers_on_this_machine_divide_its_cores(monkeypatch):
         ("hydra.launcher.nosuch=3", "hydra.launcher.nosuch=3: no such setting; hydra/launcher=basic has none"),
         ("hydra.sweep.subdirs=x", "hydra.sweep.subdirs=x: no such setting; hydra.sweep has dir, subdir; did you mean"),
         ("hydra.output_subdir=[1]", "hydra.output_subdir=[1]: expected one text"),
+        pytest.param(
+            "hydra/launcher=joblib hydra.launcher.n_jobs=0",
+            "hydra.launcher.n_jobs=0: expected a whole number other than 0",
+            marks=needs("hydra_joblib_launcher"),
+        ),
     ],
 )
 def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed, said, further):
-    outcome = run(tmp_path, "-m", "seed=0,1", typed, *further)
+    outcome = run(tmp_path, "-m", "seed=0,1", *typed.split(), *further)
     assert outcome.code == 2
     assert outcome.error().startswith(said)
-    assert not (tmp_path / "runs").exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("joblib", marks=needs("hydra_joblib_launcher")),
+        pytest.param("slurm", marks=needs("hydra_submitit_launcher")),
+    ],
+)
+def test_a_launcher_takes_a_sweep(tmp_path, launcher):
+    outcome = run(tmp_path, f"hydra/launcher={launcher}")
+    assert (outcome.code, outcome.error()) == (2, f"hydra/launcher={launcher}: takes a sweep; add -m")
+    assert not list(tmp_path.iterdir())
+    assert run(tmp_path, "hydra/launcher=basic", "plan=true").code == 0
 
 
 @pytest.mark.parametrize("typed", ["seed=range(0,1000000000)", "seed=range(0,1000) batch_size=range(1,1000)"])

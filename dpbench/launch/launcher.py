@@ -52,7 +52,7 @@ class Launcher:
             config_dirs: further folders searched for options, before the project's own.
 
         Raises:
-            UserError: there is no such launcher here, or it has no such setting.
+            UserError: there is no such launcher here, it has no such setting, or none of that value.
         """
         self._loader = _loader(config_dirs)
         for line in settings:
@@ -68,6 +68,8 @@ class Launcher:
             raise explain(error, settings) from error
         finally:
             GlobalHydra.instance().clear()
+        workers = self._config.hydra.launcher.get("n_jobs")
+        require(workers != 0, "hydra.launcher.n_jobs", workers, "a whole number other than 0")
 
     def __call__(self, lines: Sequence[Sequence[str]]) -> list[str | None]:
         """Carry out jobs.
