@@ -20,8 +20,8 @@ from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountant
 from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
 from dpbench.privacy.closed_forms import gaussian_delta, gaussian_eps
 from dpbench.privacy.correlation import Tree
-from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
+from dpbench.tracking.reading import releases_in
 
 DELTA = 1e-5
 

@@ -203,6 +203,37 @@ def held_elsewhere(path: Path) -> None:
     path.write_text(json.dumps(who) + "\n" + COUNTER.format(0))
 
 
+def test_what_a_killed_run_spent_is_what_its_ledger_says(store, record):
+    summary = read(record, "summary.json")
+    (record / "summary.json").unlink()
+    change(record, "status.json", lambda _: {"status": "running"})
+    (row,) = rows(results(store, "list"))
+    assert (row["status"], row["accuracy"]) == ("interrupted", "–")
+    assert (row["spent"], row["steps"]) == (f"{summary['eps']:.4g}", "3")
+    found = Recorded.read(record).so_far
+    assert {name: found[name] for name in ("eps", "delta", "steps", "private")} == {
+        name: summary[name] for name in ("eps", "delta", "steps", "private")
+    }
+    settings = yaml.safe_load((record / "config.yaml").read_text())
+    settings["clip"]["uncertified"] = True
+    (record / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert ", not proven" in results(store, "list").out
+
+
+def test_a_damaged_record_has_spent_nothing_that_is_known(store, record):
+    (record / "summary.json").write_text("[]")
+    (row,) = rows(results(store, "list"))
+    assert (row["status"], row["spent"], row["steps"]) == ("damaged", "–", "–")
+
+
+def test_a_ledger_of_a_wrong_shape_is_named_and_the_rest_counts(store, record):
+    (record / "ledger.json").write_text('{"releases": 3}')
+    listed = results(store, "list")
+    assert [row["status"] for row in rows(listed)] == ["finished"]
+    said = f"warning: {record}: ledger.json: releases: expected a list; the rest of the record counts"
+    assert " ".join(listed.err.split()) == said
+
+
 @pytest.mark.parametrize("settled", [False, True])
 def test_a_run_under_way_is_looked_at_again(store, record, settled):
     change(record, "status.json", lambda _: {"status": "running"})

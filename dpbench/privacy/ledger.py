@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -131,11 +131,6 @@ class Ledger:
         self._runs = runs
         for made in asked:
             self._account.advance(made)
-
-
-def releases_in(entries: Iterable[Mapping[str, Any]]) -> int:
-    """How many releases the entries of ledger.json stand for."""
-    return sum(entry["count"] * len(entry["noise_multipliers"]) for entry in entries)
 
 
 def _but_for_noise(run: Repeat) -> tuple[float, tuple[Part, ...], int]:

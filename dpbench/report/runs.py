@@ -14,9 +14,9 @@ from dpbench.claims.schema import METRICS
 from dpbench.config.identity import BESIDE, NOT_IDENTITY, changes_nothing
 from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
-from dpbench.privacy.ledger import releases_in
 from dpbench.privacy.sampling import SCHEMES
 from dpbench.report.run_curve import Points
+from dpbench.tracking.reading import releases_in
 from dpbench.wording import NOTHING
 
 UNKNOWN = "unknown"

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from dpbench.privacy.ledger import releases_in
 from dpbench.tracking.damage import OF_FINISHED
-from dpbench.tracking.reading import Recorded, in_words
+from dpbench.tracking.reading import Recorded, in_words, releases_in
 from dpbench.tracking.status import Status
 
 NOT_BEGUN = "status.json is missing"  # the first file that a run writes

@@ -272,7 +272,7 @@ class _Leaves:
 
 def _row(record: Recorded, leaves: _Leaves) -> Iterator[tuple[str, str]]:
     """Names and JSON texts of what the index holds of a record."""
-    settings, origin = record.settings, record.provenance
+    settings, origin, _ = record.settings, record.provenance, record.ledger
     yield "status", json.dumps(record.status)
     if record.reason is not None:
         yield "reason", json.dumps(record.reason)
@@ -281,7 +281,7 @@ def _row(record: Recorded, leaves: _Leaves) -> Iterator[tuple[str, str]]:
     for name, value in settings.items():
         if name not in OWN and not f"{name}.".startswith((SUMMARY, PROVENANCE, "@")):
             yield from leaves(str(name), value)
-    yield from _flat(SUMMARY.rstrip("."), record.summary)
+    yield from _flat(SUMMARY.rstrip("."), record.so_far)
     yield from _flat(PROVENANCE.rstrip("."), origin)
 
 

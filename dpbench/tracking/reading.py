@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -143,6 +143,19 @@ class Recorded:
             return ()
         return tuple(lines)
 
+    @property
+    def so_far(self) -> Mapping[str, Any]:
+        """Content of summary.json; of a run that has left none yet, what its ledger says in the same words."""
+        ledger = {} if self.summary or self.damaged else self.ledger
+        if not ledger:
+            return self.summary
+        stages = (self.settings.get(name, {}) for name in ("clip", "optim"))
+        return {
+            **{name: ledger.get(name) for name in ("eps", "target_eps", "published_eps", "delta")},
+            "private": not any(stage.get("uncertified") for stage in stages),
+            "steps": releases_in(ledger["releases"]),
+        }
+
     def _object(self, name: str, shape: Shape) -> Mapping[str, Any]:
         try:
             return _json(self.folder / name, shape) or {}
@@ -159,6 +172,11 @@ class Recorded:
         """This record, after its damage has been told."""
         tell(self.folder, self.problems, damaged=self.damaged)
         return self
+
+
+def releases_in(entries: Iterable[Mapping[str, Any]]) -> int:
+    """How many releases the entries of ledger.json stand for."""
+    return sum(entry["count"] * len(entry["noise_multipliers"]) for entry in entries)
 
 
 def in_words(problems: Mapping[str, str]) -> str:
