@@ -43,6 +43,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.training.following import follow
 
 FAILED = 1
+NOT_RUN = "not run"
 NO_REASON = "its record does not say why"
 # Carries out some jobs with further overrides for all of them; with those given it is a Start of rounds.py.
 StartWith = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
@@ -209,6 +210,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     start = starting(sweep)
     group = first.tracker.group or (f"sweep-{sweep}" if sweep else None)
     interrupted: KeyboardInterrupt | None = None
+    launched = True
     if waiting:
         if sweep:
             console.print(f"{len(jobs)} runs, {len(finished)} of them finished already")
@@ -219,6 +221,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
         except KeyboardInterrupt as interruption:
             interrupted = interruption
         except LauncherError as error:
+            launched = False
             errors.print(f"error: the launcher failed; what is recorded stays: {error}", style="red")
     else:
         which = f"all {len(jobs)} runs are" if len(jobs) > 1 else "the run is"
@@ -232,7 +235,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
         kept = _keep_table(rows, jobs, results / "sweeps" / sweep, group)
     if interrupted is not None:
         raise interrupted
-    return _complain(rows) or (OK if kept else FAILED)
+    return _complain(rows, launched=launched) or (OK if kept else FAILED)
 
 
 def _say_what_is_not_kept(finished: list[Job]) -> None:
@@ -317,7 +320,7 @@ def _rows(jobs: list[Job]) -> list[Row]:
         record = record_of(job)
         folder = record.latest() if job.config.force else record.folder
         recorded = Recorded.read(folder)
-        status, reason = recorded.status or "not run", recorded.reason or recorded.damage
+        status, reason = recorded.status or NOT_RUN, recorded.reason or recorded.damage
         if refusal := record.take_refusal():
             status, reason = Status.REFUSED, refusal
         elif untold := record.take_untold():
@@ -326,10 +329,10 @@ def _rows(jobs: list[Job]) -> list[Row]:
         rows.append(
             Row(
                 name=own.name,
-                summary=recorded.summary,
+                summary=recorded.so_far,
                 status=status,
                 reason=reason,
-                folder=str(folder),
+                folder=str(folder) if folder.exists() else None,
             )
         )
     return rows
@@ -368,11 +371,17 @@ def _keep_table(rows: list[Row], jobs: list[Job], folder: Path, group: str | Non
     return True
 
 
-def _complain(rows: list[Row]) -> int:
-    """Say once what went wrong; the exit code tells which kind."""
+def _complain(rows: list[Row], *, launched: bool = True) -> int:
+    """Say once what went wrong; the exit code tells which kind.
+
+    Args:
+        rows: of all runs.
+        launched: whether the launcher did its work; where it did not, which has been said, some were not begun.
+    """
     reasons: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.status != Status.FINISHED:
+    unfinished = [row for row in rows if row.status != Status.FINISHED]
+    for row in unfinished:
+        if launched or row.status != NOT_RUN or row.reason:
             reasons.setdefault(f"{row.status}: {row.reason or NO_REASON}", []).append(row)
     for reason, those in reasons.items():
         which = "" if len(rows) == 1 else f" ({'; '.join(row.name for row in those)})"
@@ -380,7 +389,7 @@ def _complain(rows: list[Row]) -> int:
         errors.print(f"error: {text}{which}", style="red")
     if any(row.status == Status.REFUSED for row in rows):
         return BAD_INPUT
-    return FAILED if reasons else OK
+    return FAILED if unfinished else OK
 
 
 if __name__ == "__main__":

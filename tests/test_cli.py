@@ -342,6 +342,15 @@ def test_the_output_of_a_sweep_shows_every_run_and_its_folder(sweep):
         assert re.search(rf"^{row['run']} .*{accuracy}.*finished", sweep.out, re.MULTILINE)
 
 
+def test_a_folder_is_shown_only_where_it_is(tmp_path):
+    outcome = run(tmp_path, "-m", "seed=3,4", "dataset=digits,mnist", f"data.root={tmp_path}")
+    assert outcome.code == 2
+    shown = [line.partition(": ")[2] for line in outcome.out.splitlines() if ": /" in line]
+    assert [*map(Path, shown)] == [Path(row["folder"]) for row in table_of(tmp_path) if row["folder"]]
+    assert {*map(Path, shown)} == set(records(tmp_path))
+    assert len(shown) == 2
+
+
 def test_names_and_folders_are_shown_as_they_are():
     row = Row("algo=[disk,dpsgd]", {}, "failed", "no reason", "/results [old]/runs/0")
     shown = StringIO()

@@ -1,5 +1,6 @@
 """The record of a run: what a finished one holds, what is left of one that did not finish, and the options."""
 
+import csv
 import json
 import os
 import re
@@ -263,10 +264,15 @@ def test_a_sweep_with_a_failed_run_says_which_and_exits_with_1(half_failed):
     assert outcome.error() == "failed: RuntimeError: the disk is on fire (algo=disk)"
 
 
-def test_a_table_shows_no_accuracy_of_a_run_that_failed(half_failed):
+def test_a_table_shows_what_a_run_that_failed_spent_but_no_accuracy(half_failed):
     outcome, tracked = half_failed
     (path,) = outcome.results.glob("sweeps/*/table.csv")
-    assert re.search(r"^algo=disk,,,,,,,,,failed,", path.read_text(), re.MULTILINE)
+    with path.open(newline="") as stream:
+        (row,) = [row for row in csv.DictReader(stream) if row["run"] == "algo=disk"]
+    summary = read(by_algorithm(outcome.results)["disk"], "summary.json")
+    assert (row["test accuracy, last (%)"], row["best on test (%)"], row["status"]) == ("", "", "failed")
+    assert (float(row["eps"]), float(row["delta"])) == (summary["eps"], summary["delta"])
+    assert (float(row["noise multiplier"]), int(row["steps"])) == (summary["noise_multiplier"], STEPS - 1)
     shown = {row["run"]: (row["test accuracy"], row["status"]) for row in tracked}
     assert shown["algo=dpsgd"][0] is not None
     assert shown["algo=disk"] == (None, "failed")

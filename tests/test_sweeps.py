@@ -302,6 +302,18 @@ def test_a_launcher_takes_a_sweep(tmp_path, launcher):
     assert run(tmp_path, "hydra/launcher=basic", "plan=true").code == 0
 
 
+def test_a_launcher_that_fails_is_one_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise LauncherError("no machine is left")
+
+    monkeypatch.setattr(Launcher, "__call__", fail)
+    outcome = run(tmp_path, "-m", "eps=3,4")
+    assert outcome.code == 1
+    assert outcome.error() == "the launcher failed; what is recorded stays: no machine is left"
+    assert outcome.out.count(" not run") == 2
+    assert str(tmp_path / "runs") not in outcome.out
+
+
 @pytest.mark.parametrize("typed", ["seed=range(0,1000000000)", "seed=range(0,1000) batch_size=range(1,1000)"])
 def test_a_sweep_without_end_is_refused_before_it_is_listed(tmp_path, typed):
     outcome = run(tmp_path, "-m", *typed.split(), "plan=true")

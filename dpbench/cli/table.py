@@ -41,17 +41,17 @@ class Row:
 
     Attributes:
         name: its overrides.
-        summary: content of summary.json; empty where there is none.
+        summary: content of summary.json, or what else the record says in its words; empty where there is nothing.
         status: how it stands.
         reason: why, where it is not finished.
-        folder: its record.
+        folder: its record; None where there is none.
     """
 
     name: str
     summary: Mapping[str, Any]
     status: str
     reason: str | None
-    folder: str
+    folder: str | None
 
     def accuracy(self, which: str) -> float | None:
         """Test accuracy, "final" or "best" accuracy; None unless the run is finished."""
@@ -60,7 +60,7 @@ class Row:
 
     def values(self) -> dict[str, Any]:
         """What the run came to, in full, by the names of columns; None where there is nothing."""
-        summary = self.summary if self.status == "finished" else {}
+        summary = self.summary
         final, best = self.accuracy("final"), self.accuracy("best")
         return {
             "run": self.name,
@@ -107,7 +107,8 @@ def print_table(rows: list[Row], console: Console) -> None:
     console.print(table)
     console.print()
     for row in rows:
-        console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
+        if row.folder is not None:
+            console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
 
 
 def as_csv(rows: list[Row]) -> str:
