@@ -267,6 +267,18 @@ def test_help_tells_all_verbs_and_keys(sweep):
         assert all(key in outcome.out for key in keys)
 
 
+def test_help_of_a_verb_is_of_that_one_alone(sweep):
+    from dpbench.results.arguments import VERBS
+
+    for verb, keys in VERBS.items():
+        shown = results(sweep, verb, "--help").out
+        assert shown.startswith(f"python -m dpbench.results {verb} ")
+        assert {word for word in VERBS if f"dpbench.results {word} " in shown} == {verb}
+        assert [word for word in VERBS if f"\n{word} " in shown] == [verb]
+        assert all(key in shown for key in keys)
+        assert ("SETTING is" in shown) == (verb != "check")
+
+
 @pytest.mark.parametrize(
     ("held", "typed", "same"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dpbench.cli.command import OK, run_command
 from dpbench.console import make_console
-from dpbench.results.arguments import HELP, Arguments, parse
+from dpbench.results.arguments import Arguments, help_text, parse
 from dpbench.wording import number_of
 
 WRONG = 1
@@ -15,7 +15,12 @@ WRONG = 1
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(lambda words: OK if _main(parse(words)) else WRONG, typed, lambda: HELP, "interrupted")
+    words = sys.argv[1:] if typed is None else typed
+    return run_command(_code, words, lambda: help_text(words), "interrupted")
+
+
+def _code(words: Sequence[str]) -> int:
+    return OK if _main(parse(words)) else WRONG
 
 
 def _main(arguments: Arguments) -> bool:

@@ -9,38 +9,78 @@ from pathlib import Path
 from dpbench.errors import UserError, require
 from dpbench.results.selection import Selection
 
-HELP = """\
-python -m dpbench.results VERB [HASH | SETTING=VALUE[,VALUE] ...] [KEY=VALUE] ...
+WHICH = "[HASH | SETTING=VALUE[,VALUE] ...]"
+USAGE = f"""\
+python -m dpbench.results VERB {WHICH} [KEY=VALUE] ...
 
 What has been recorded below results_dir (default: results). Runs are named by the beginning of their hashes, with
-/SEED if need be, or by their settings, all of which must hold.
-
+/SEED if need be, or by their settings, all of which must hold. VERB --help tells of one verb alone.
+"""
+# Of each verb: what it takes to say which runs, and what it does with them.
+PURPOSE = {
+    "list": (WHICH, "A table of runs below results_dir (default: results)."),
+    "compare": (
+        f"{WHICH} [vs ...]",
+        "Configurations or groups of runs below results_dir (default: results), side by side.",
+    ),
+    "export": (WHICH, "Writes runs below results_dir (default: results) to a file, or sends them to Weights & Biases."),
+    "check": (
+        "[HASH] ...",
+        "Looks whether the files of records below results_dir (default: results) are whole and agree.",
+    ),
+    "remove": (WHICH, "Removes records below results_dir (default: results), which are shown first."),
+}
+EXAMPLES = {
+    "list": """\
   python -m dpbench.results list algo=disk eps=8 optim.lr=0.5,1.0 status=finished     a table, the newest first
   python -m dpbench.results list 'accuracy>0.9' 'age<2d' sort=-accuracy limit=20 columns=optim.lr,filter
-  python -m dpbench.results compare 5c6f3 d01a2                 settings that differ, results as mean ± std over seeds
+""",
+    "compare": """\
+  python -m dpbench.results compare ddbf d5767                  settings that differ, results as mean ± std over seeds
   python -m dpbench.results compare algo=disk eps=8 vs algo=dpsgd eps=8
+""",
+    "export": """\
   python -m dpbench.results export dataset=mnist to=runs.csv    or runs.parquet: a row for each run, all settings
   python -m dpbench.results export algo=disk to=wandb           to Weights & Biases; once more makes no second run
+""",
+    "check": """\
   python -m dpbench.results check                               are all files whole, and do they agree?
+""",
+    "remove": """\
   python -m dpbench.results remove status=failed,interrupted    shows what would go; yes=true removes it
-
+""",
+}
+SETTINGS = """\
 SETTING is a dotted name (optim.lr), a group (dataset, filter) or one of
   seed, status (running, finished, interrupted, diverged, failed, invalid, damaged), accuracy and best (of the test
-  split, 0 to 1), steps, spent (eps by the ledger), seconds, commit, age (of a run, such as 30m or 2d), or what a
-  record holds: summary.*, provenance.*
+  split, 0 to 1), steps, spent (eps by summary.json or, where there is none, ledger.json), search_eps (of the search
+  that a run is charged for), seconds, commit, age (of a run, such as 30m or 2d), or what a record holds: summary.*,
+  provenance.*
 =, != take several values; <, <=, >, >= compare numbers and want quotes in most shells.
-
+"""
+KEYS = {
+    "list": """\
 list     sort      a setting, with - before it from the largest (default: age)
          limit     rows at most; 0 for all (default: 50)
          columns   further settings to show
+""",
+    "compare": """\
 compare  without vs, each matching configuration is a column
+""",
+    "export": """\
 export   to        a file that ends in .csv or .parquet, or wandb
          project, entity, mode    of W&B (default: those of each run; mode=auto is online where a key is known). Runs
                    that W&B has recorded while they ran are left out, unless tracker.mode says otherwise
+""",
+    "check": """\
 check    quarantine    true: what is wrong is moved to <results_dir>/quarantine, and is run again next time
          quiet     a run counts as killed if it has written nothing for so long (default: 1h)
+""",
+    "remove": """\
 remove   yes       true: remove it. Finished runs go only if named by hash or by status=finished
-
+""",
+}
+EXITS = """\
 Exit codes: 0; 1, something is wrong with a record, or W&B failed; 2, bad input; 130, interrupted.
 """
 # The keys of each verb besides results_dir, with their defaults.
@@ -80,6 +120,16 @@ class Arguments:
         value = self.options[key]
         require(value in ("true", "false"), key, value, "true or false")
         return value == "true"
+
+
+def help_text(typed: Sequence[str]) -> str:
+    """What --help prints: of the verb that was typed, or of all."""
+    verb = next((word for word in typed if word in VERBS), None)
+    if verb is None:
+        return "\n".join((USAGE, "".join(EXAMPLES.values()), SETTINGS, "".join(KEYS.values()), EXITS))
+    which, purpose = PURPOSE[verb]
+    head = f"python -m dpbench.results {verb} {which} [KEY=VALUE] ...\n\n{purpose}\n"
+    return "\n".join((head, EXAMPLES[verb], *([] if verb == "check" else [SETTINGS]), KEYS[verb], EXITS))
 
 
 def parse(typed: Sequence[str]) -> Arguments:
