@@ -202,15 +202,18 @@ def test_a_wide_table_is_not_cut(sweep):
 
 
 def test_a_folder_without_records_is_said_to_have_none(tmp_path):
-    outcome = results(tmp_path / "nowhere", "list", "algo=disk")
-    assert (outcome.code, outcome.out) == (0, f"no runs below {tmp_path / 'nowhere' / 'runs'}\n")
-    assert not (tmp_path / "nowhere").exists()
+    outcome = results(tmp_path, "list", "algo=disk")
+    assert (outcome.code, outcome.out) == (0, f"no runs below {tmp_path / 'runs'}\n")
+    assert not [*tmp_path.iterdir()]
 
 
-def test_records_are_not_checked_where_there_is_no_folder(tmp_path):
-    outcome = results(tmp_path / "nowhere", "check")
+@pytest.mark.parametrize("words", ["list", "compare a=1 vs a=2", "export to=runs.csv", "check", "remove status=failed"])
+def test_a_folder_that_is_not_there_is_refused(tmp_path, words):
+    verb, *rest = words.split()
+    outcome = results(tmp_path / "nowhere", verb, *rest)
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.error().endswith("nowhere: expected a folder that exists")
+    assert outcome.error() == f"results_dir={tmp_path / 'nowhere'}: expected a folder that exists"
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

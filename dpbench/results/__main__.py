@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dpbench.cli.command import OK, run_command
 from dpbench.console import make_console
+from dpbench.errors import require
 from dpbench.results.arguments import Arguments, help_text, parse
 from dpbench.wording import number_of
 
@@ -28,6 +29,7 @@ def _main(arguments: Arguments) -> bool:
     from dpbench.results.progress import Shown
     from dpbench.tracking.index import Index
 
+    require(arguments.results_dir.is_dir(), "results_dir", arguments.results_dir, "a folder that exists")
     console, errors = make_console(), make_console(stderr=True)
     if arguments.verb == "check":
         from dpbench.results.checking import check

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dpbench.errors import UserError, require
+from dpbench.errors import UserError
 from dpbench.results.arguments import Arguments
 from dpbench.results.integrity import NOT_BEGUN, problems_of
 from dpbench.results.selection import Selection, no_such_hash
@@ -51,7 +51,6 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     from dpbench.config.recorded import recorded_hash  # takes seconds to import
 
     quiet, move = seconds_of("quiet", arguments.options["quiet"]), arguments.flag("quarantine")
-    require(arguments.results_dir.is_dir(), "results_dir", arguments.results_dir, "a folder that exists")
     folders = _folders(arguments.results_dir / "runs", arguments.selection)
     for start, seed in arguments.selection.hashes:
         begin = [folder for folder in folders if folder.name.startswith(start)]
