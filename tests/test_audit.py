@@ -548,7 +548,7 @@ def test_command_says_what_is_violated(capsys, tmp_path, monkeypatch):
         ("privacy=as_published", "privacy.published=poisson_rdp: expected null"),
         ("algo=dikc", "algo=dikc: expected one of"),
         ("--no-such-flag", "--no-such-flag"),
-        ("dataset=mnist data.root=/nonexistent", "dataset=mnist: no complete copy under data.root=/nonexistent"),
+        ("dataset=mnist data.root=/nonexistent", "data.root=/nonexistent: no such folder; set data.download=true"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, arguments, said):

@@ -162,6 +162,38 @@ def test_missing_data_say_which_file_and_where_to_get_it(name, file, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["mnist", "sst2", "adult", "imagenet"])
+def test_a_data_root_that_is_no_folder_is_called_that(name, tmp_path):
+    source, elsewhere = SOURCES[name], "point data.root (or the environment variable DPBENCH_DATA)"
+    remedy = source.by_hand or f"set data.download=true to fetch dataset={name} to it"
+    (tmp_path / "file").write_text("")
+    for file, says in (
+        ("nowhere", f"no such folder; {remedy}, or {elsewhere} at another"),
+        ("file", f"is no folder; {elsewhere} at one"),
+    ):
+        with pytest.raises(UserError) as caught:
+            source.require_whole(tmp_path / file, download=False)
+        assert str(caught.value) == f"data.root={tmp_path / file}: {says}"
+
+
+@pytest.mark.parametrize("name", ["mnist", "adult", "imagenet"])
+def test_data_are_not_looked_for_below_a_root_that_is_no_folder(name, tmp_path):
+    with pytest.raises(UserError, match=r"^data\.root=.*/nowhere: no such folder; "):
+        dataset(name).load(tmp_path / "nowhere", download=False)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_nothing_is_fetched_to_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", lambda *_: pytest.fail("fetched"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^data\.root=.*/file: is no folder"):
+        dataset("svhn").load(tmp_path / "file", download=True)
+
+
+def test_built_in_data_need_no_root(tmp_path):
+    assert len(dataset("digits").load(tmp_path / "nowhere", download=False).train) == 1437
+
+
 def copy_of_mnist(source, target):
     """A data root whose files are links, but for the training images."""
     (target / "MNIST" / "raw").mkdir(parents=True)

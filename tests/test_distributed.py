@@ -353,7 +353,7 @@ def test_a_process_that_dies_ends_the_run_with_a_record_that_says_so(tmp_path: P
     ("arguments", "sentence"),
     [
         (("eps=-1",), "eps=-1: expected a number > 0, or inf to train without noise"),
-        (("dataset=mnist", "data.root=nowhere"), "dataset=mnist: "),
+        (("dataset=mnist", "data.root=nowhere"), "data.root=nowhere: "),
         (("seed=0,1", "-m", "hydra/launcher=joblib"), "hydra/launcher=joblib: under torchrun"),
         (("device=cuda:1",), "device=cuda:1: "),
     ],

@@ -114,8 +114,17 @@ class Dataset:
 
     def _require_labels(self, split: str, labels: Tensor, root: Path) -> None:
         if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            raise self._damaged(f"the {split} split has a label outside 0..{self.classes - 1}", root)
+            raise self._damaged(f"the {split} split has a label outside 0..{self.classes - 1}", root, "classes")
 
-    def _damaged(self, what: str, root: Path) -> UserError:
+    def _damaged(self, what: str, root: Path, setting: str | None = None) -> UserError:
+        """What is read is not what is declared.
+
+        Args:
+            what: in words.
+            root: data root.
+            setting: the one that is wrong unless the files are, where it is known.
+        """
+        if self.source.built_in and setting is not None:
+            return UserError(f"{what}; leave it out", field=f"dataset.{setting}", value=getattr(self, setting))
         told = f"{what}; the files under {root} are damaged, or the settings of the data set are not theirs"
         return UserError(told, field="dataset", value=self.name)

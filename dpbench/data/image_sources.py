@@ -19,6 +19,11 @@ from dpbench.data.sources import File, FileSource, Images, ImageSource, Problem,
 class Digits(ImageSource):
     """scikit-learn's embedded 8x8 digits; a fixed random fifth of each class is the test split."""
 
+    @property
+    @override
+    def built_in(self) -> bool:
+        return True
+
     @override
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
         return []

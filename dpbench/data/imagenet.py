@@ -93,6 +93,7 @@ class ImageFolders(ImageSource):
     def _decode(self, root: Path, shapes: tuple[Shape, Shape], folder: Path) -> None:
         from torchvision.datasets import ImageFolder
 
+        self.require_folder(root, download=False)
         size = shapes[0][2]
         opened = []
         for split, shape in zip(SPLITS, shapes, strict=True):

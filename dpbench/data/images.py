@@ -87,7 +87,10 @@ class ImageDataset(Dataset):
         ):
             if tuple(images.shape) != want or len(labels) != want[0]:
                 found = f"images of shape {tuple(images.shape)} and {len(labels)} labels"
-                raise self._damaged(f"the {split} split has {found}, expected {want}", root)
+                size = "train_size" if split == "training" else "test_size"
+                settings = zip((size, "channels", "height", "width"), images.shape, want, strict=True)
+                wrong = next((name for name, has, declared in settings if has != declared), None)
+                raise self._damaged(f"the {split} split has {found}, expected {want}", root, wrong)
             self._require_labels(split, labels, root)
         return Splits(self._split(x, y), self._split(test_x, test_y))
 

@@ -23,6 +23,10 @@ Images = tuple[Tensor, Tensor, Tensor, Tensor]
 Shape = tuple[int, int, int, int]
 
 
+# What helps where the data are not where they are looked for.
+ELSEWHERE = "point data.root (or the environment variable DPBENCH_DATA)"
+
+
 class State(StrEnum):
     """How a data set stands on this machine."""
 
@@ -62,6 +66,11 @@ class Source:
     test: int
     by_hand: str = ""
 
+    @property
+    def built_in(self) -> bool:
+        """Whether it comes with a library, without files under the data root."""
+        return False
+
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
         """What is wrong with the copy under a data root; nothing if it is whole.
 
@@ -92,6 +101,8 @@ class Source:
             UserError: a file is missing or damaged, or can't be fetched.
         """
         problems = self.problems(root, thorough=True)
+        if problems:
+            self.require_folder(root, download=download)
         if download and not self.by_hand and any(problem.absent for problem in problems):
             try:
                 self.fetch(root)
@@ -103,9 +114,22 @@ class Source:
                 raise self.error(f"{problem.text} under data.root={root}; delete it and fetch it anew")
             remedy = self.by_hand or "set data.download=true to fetch it"
             raise self.error(
-                f"no complete copy under data.root={root} ({problem.text}); {remedy}, or point data.root (or the "
-                "environment variable DPBENCH_DATA) at one"
+                f"no complete copy under data.root={root} ({problem.text}); {remedy}, or {ELSEWHERE} at one"
             )
+
+    def require_folder(self, root: Path, *, download: bool) -> None:
+        """Check that a data root is a folder, or is to be made by fetching something to it.
+
+        Raises:
+            UserError: it is another file, or there is nothing.
+        """
+        if os.path.isdir(root):  # False also of names that no file system takes
+            return
+        if os.path.lexists(root):
+            raise UserError(f"is no folder; {ELSEWHERE} at one", field="data.root", value=root)
+        if self.by_hand or not download:
+            remedy = self.by_hand or f"set data.download=true to fetch dataset={self.name} to it"
+            raise UserError(f"no such folder; {remedy}, or {ELSEWHERE} at another", field="data.root", value=root)
 
     def error(self, message: str) -> UserError:
         """A sentence about this data set."""
