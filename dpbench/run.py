@@ -25,6 +25,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.preview import print_plan
     from dpbench.cli.table import Row, as_csv, print_table
     from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
+    from dpbench.config.compose import ADD_M
     from dpbench.config.own import find_own_stages
     from dpbench.config.schema import register
     from dpbench.console import make_console
@@ -68,7 +69,7 @@ def _team(typed: list[str]) -> int:
 def _main(typed: list[str]) -> int:
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
-    overrides = [_written_out(quoted(override)) for override in options.overrides]
+    overrides = [_written_out(quoted(override), multirun=options.multirun) for override in options.overrides]
     if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
         raise UserError("seeds=N stands for seed=0,...,N-1; give seed or seeds, not both")
     if options.info or options.hydra_help or options.shell_completion:
@@ -171,13 +172,15 @@ def _flags(typed: list[str]) -> Namespace:
     return options
 
 
-def _written_out(override: str) -> str:
+def _written_out(override: str, *, multirun: bool) -> str:
     """seeds=3 as the sweep that it is short for: seed=0,1,2."""
     key, _, value = override.partition("=")
     if key != "seeds" or value == "null":
         return override
     if not value.isdecimal() or int(value) == 0:
         raise UserError("expected a whole number > 0; name other seeds by seed=3,5,8", field="seeds", value=value)
+    if int(value) > 1 and not multirun:
+        raise UserError(f"{override}: {ADD_M}")
     return "seed=" + ",".join(map(str, range(int(value))))
 
 

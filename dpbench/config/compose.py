@@ -43,6 +43,8 @@ REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
 COMMANDS = ("reproduce", "results", "privacy", "audit", "data", "methods")
 # Settings that may have any sign.
 PATHS = ("results_dir", "data.root")
+# What is said of several values where one run was asked for.
+ADD_M = "several values make a sweep; add -m to run them all"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
         parsed = _parse(overrides, config_dirs)
         for override in parsed:
             if override.is_sweep_override() and not multirun:
-                raise UserError(f"{override.input_line}: several values make a sweep; add -m to run them all")
+                raise UserError(f"{override.input_line}: {ADD_M}")
             if override.key_or_group.startswith("hydra"):
                 continue
             if override.is_add() or override.is_force_add():
