@@ -11,7 +11,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dpbench.config import compose_each, conf_folder, quoted
 from dpbench.reproduction.arguments import parse as parse_reproduce
+from dpbench.results.arguments import help_text
 from dpbench.results.arguments import parse as parse_results
+from dpbench.results.selection import HASH
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "results" / "scorecard.md"]
 # An indented block, and the lines of a shell function that stands for the interpreter.
@@ -69,6 +71,15 @@ def test_tables_and_figures_that_are_typed_exist(words):
 @pytest.mark.parametrize("words", [words[1:] for _, words in FOUND if words[0] == "dpbench.results"], ids=" ".join)
 def test_selections_that_are_typed_parse(words):
     assert parse_results(words)
+
+
+def test_hashes_that_are_typed_are_of_records():
+    examples = [line.split()[3:] for line in help_text([]).splitlines() if line.startswith("  python -m")]
+    words = [words[1:] for _, words in FOUND if words[0] == "dpbench.results"] + examples
+    typed = {word for line in words for word in line if HASH.fullmatch(word)}
+    assert typed
+    recorded = [folder.name for folder in (ROOT / "results" / "runs").iterdir()]
+    assert [start for start in typed if not any(name.startswith(start) for name in recorded)] == []
 
 
 def heading_anchors(page: Path) -> set[str]:
