@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -117,3 +118,10 @@ def test_no_number_comes_from_a_single_draw(monkeypatch):
     monkeypatch.setattr(source, "_uniform", lambda count: calls.append(count) or real(count))
     drawn(source)
     assert sum(calls) == 4 * COUNT
+
+
+def test_the_ends_of_the_uniform_numbers_give_finite_noise(monkeypatch):
+    source = SecureGaussian()
+    monkeypatch.setattr(source._stream, "multiples", lambda count: np.array([0.0, 2.0**53 - 1]))
+    assert source._uniform(2).tolist() == [2.0**-54, 1.0]
+    assert source.fill(torch.empty(2)).isfinite().all()

@@ -113,5 +113,5 @@ class SecureGaussian(GaussianSource):
         return radius * np.cos(angle), radius * np.sin(angle)
 
     def _uniform(self, count: int) -> np.ndarray:
-        """Numbers in (0, 1): odd multiples of 2^-54."""
+        """Numbers in (0, 1]: odd multiples of 2^-54 below 1/2; above, these rounded to multiples of 2^-53."""
         return (self._stream.multiples(count) + 0.5) * UNIT
