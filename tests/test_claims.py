@@ -18,7 +18,7 @@ from dpbench.claims.notation import parse_overrides, parse_printed
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Order, Trend
 from dpbench.cli.help import help_text
-from dpbench.config import compose_jobs, quoted
+from dpbench.config import compose_each, compose_jobs, quoted
 from dpbench.errors import UserError
 
 
@@ -69,6 +69,15 @@ def test_a_panel_treats_all_methods_alike(name):
     (candidates,) = {len(cell.candidates) for cell in artefact.cells}
     assert float(artefact.cells[0].overrides["privacy.search_runs"]) == candidates
     assert {cell.seeds for cell in artefact.cells} == {5}
+
+
+@pytest.mark.parametrize("name", [name for name, artefact in artefacts().items() if artefact.paper == "beyond"])
+def test_the_runs_of_a_search_in_a_panel_make_the_same_releases(name):
+    """Of each method the candidates at both ends of its grid."""
+    rows = {cell.row: cell for cell in artefacts()[name].cells}
+    for cell in rows.values():
+        one, other = compose_each([cell.candidates[0], cell.candidates[-1]])
+        assert one.config.release_plan() == other.config.release_plan(), cell.place
 
 
 # Number of printed values and their sum, each times its place in the file: 1, 2, ... .

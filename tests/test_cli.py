@@ -16,7 +16,9 @@ from results_command import results, rows
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
+from dpbench.config import compose_jobs
 from dpbench.errors import UserError
+from dpbench.run import _refuse_other_releases
 from dpbench.step import PrivateStep
 
 # arguments, what stands for field and value, what is said to be allowed
@@ -180,6 +182,60 @@ def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):
     assert outcome.code == 2
     assert re.search(r"eps=8 and .*eps=8\.0 are the same run; drop one$", outcome.error())
     assert records(tmp_path / "results") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "differ"),
+    [
+        ("batch_size=64,128", "batch_size=64 and batch_size=128"),
+        ("optim.lr=1,2 epochs=0.1,0.2 eps=4,8 seed=0,1", "epochs=0.1 and epochs=0.2"),
+        ("privacy=poisson,shuffled", "privacy=poisson and privacy=shuffled"),
+        ("noise=step_size schedule=constant,sqrt_decay", "schedule=constant and schedule=sqrt_decay"),
+        ("algo=dpsgd,dcsgd_e", "algo=dpsgd and algo=dcsgd_e"),
+        (
+            "algo=dcsgd_p threshold.histogram_noise=20,40",
+            "threshold.histogram_noise=20 and threshold.histogram_noise=40",
+        ),
+        ("algo=andrew threshold.count_noise=20,40", "threshold.count_noise=20 and threshold.count_noise=40"),
+        ("algo=dp_ftrl_banded noise.bands=2,3", "noise.bands=2 and noise.bands=3"),
+        ("plan=true batch_size=64,128", "batch_size=64 and batch_size=128"),
+    ],
+)
+def test_runs_of_a_search_that_make_other_releases_are_refused(tmp_path, arguments, differ):
+    outcome = run(tmp_path / "results", "-m", "privacy.search_runs=8", *arguments.split())
+    assert outcome.code == 2
+    assert outcome.error() == (
+        f"privacy.search_runs=8: the runs of a search must make the same releases, and {differ} do not; sweep them as "
+        "searches of their own"
+    )
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "privacy.search_runs=8 algo=dpsgd,disk optim.lr=1,2 threshold.norm=1,2 seed=0,1",
+        "privacy.search_runs=8 batch_size=64,128 eps=inf",
+        "privacy.search_runs=8 dataset=digits,mnist model=linear",
+        "privacy.search_runs=8 privacy.noise_multiplier=20,40",
+        "batch_size=64,128",
+    ],
+)
+def test_runs_of_a_search_that_make_the_same_releases_and_runs_of_no_search_are_not(arguments):
+    _refuse_other_releases(compose_jobs([*SMALL, *arguments.split()], multirun=True))
+
+
+def test_searches_that_differ_in_their_budget_or_their_number_of_runs_are_several():
+    lines = ("privacy.search_runs=8", "privacy.search_runs=9", "privacy.search_runs=8 eps=4")
+    lines += ("privacy.search_runs=8 delta=1e-5",)
+    jobs = [
+        compose_jobs([*SMALL, f"batch_size={64 + place}", *line.split()], multirun=False)[0]
+        for place, line in enumerate(lines)
+    ]
+    _refuse_other_releases(jobs)
+    again = compose_jobs([*SMALL, "batch_size=80", *lines[0].split()], multirun=False)
+    with pytest.raises(UserError, match="batch_size=64 and batch_size=80 do not"):
+        _refuse_other_releases([*jobs, *again])
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused(tmp_path):

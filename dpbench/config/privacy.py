@@ -24,7 +24,7 @@ class Privacy:
         secure_noise: noise and batches of a stream cipher under a key of the operating system's instead of seeded
             generators. Such a run can't be repeated, and its noise can't be taken off again.
         search_runs: eps is that of a random search, with so many runs expected, of which the best is published
-            (`TruncatedNegativeBinomial`, shape 0); null: of the run alone.
+            (`TruncatedNegativeBinomial`, shape 0), and all of which make the same releases; null: of the run alone.
     """
 
     sampler: str = "poisson"

@@ -84,8 +84,9 @@ def of_search(runs: float, eps: float) -> str:
     """
     return (
         f"As the best of a random search, of a number of runs drawn from the logarithmic distribution of mean {runs:g} "
-        f"and each with settings drawn anew, its publication as a whole spends eps={eps:.4g} at the same delta; a grid "
-        "that is gone through, or a number drawn in another way, spends more."
+        "and each with settings drawn anew among those that leave the releases as they are, its publication as a whole "
+        f"spends eps={eps:.4g} at the same delta; a grid that is gone through, or a number drawn in another way, "
+        "spends more, and so may runs among them with other batches, steps or noise."
     )
 
 

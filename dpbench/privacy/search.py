@@ -33,6 +33,10 @@ def search_cost(plan: Plan, delta: float, search: RandomRuns) -> TuningCost:
 def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> tuple[float, float]:
     """The smallest noise multiplier z of each run, with which the search spends at most eps; cached on disk.
 
+    Every run of the search has to make the releases of this plan, at this z or a larger one: its cost follows from one
+    Rényi curve that bounds them all. Two plans that are calibrated one by one have curves that cross, and a search
+    over both of them spends more.
+
     Args:
         plan: of a run, its multipliers relative scales.
         eps: of the search, finite and > 0.

@@ -12,8 +12,9 @@ is drawn before and independently of them; a grid that is gone through once is *
 the private run: computed from what it published and public data, or paid for in its guarantee. Every guarantee is for
 the neighbours of the single run's. With nothing to tune, none of this is needed.
 
-A single training enters by its (eps, delta) (`RandomStopping`) or by its Rényi curve (all others). To find the noise
-multiplier for a total budget:
+A single training enters by its (eps, delta) (`RandomStopping`) or by its Rényi curve (all others), which has to bound
+that of every candidate; those of candidates that make other releases cross, though all spend the same eps. To find the
+noise multiplier for a total budget:
 
 * `RandomStopping`: calibrate one training to `per_run(eps, delta)`, by any accountant.
 * the others: solve ``scheme.cost(curve(multiplier), delta).eps = eps`` for the multiplier; it falls as that grows.
