@@ -38,7 +38,8 @@ from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated, UserError
 from dpbench.filters import Exponential, Filter
-from dpbench.gradients import FusedGradients, PerSampleGradients
+from dpbench.gradients import FusedGradients, PerSampleGradients, choice
+from dpbench.gradients.choice import Chooser
 from dpbench.launch import execute
 from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
@@ -556,13 +557,42 @@ def test_a_run_that_begins_again_has_the_micro_batch_that_was_seen(tmp_path):
     assert read(folder, "provenance.json")["micro_batch"] == 3
 
 
+@contextmanager
+def timing_that_prefers(place):
+    """Of the strategies for each layer, whatever they take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "WORTH_TIMING", 0)
+        patch.setattr(choice, "HOPELESS_COST", math.inf)
+        patch.setattr(Chooser, "_fastest", lambda self, key, use, term, points, candidates: candidates[place])
+        yield
+
+
+@pytest.mark.parametrize("left", [(), (2,), (6,)])
+@pytest.mark.parametrize("known", [True, False])
+def test_published_steps_are_taken_again_with_the_strategies_that_were_in_force(left, known, tmp_path):
+    """Others round otherwise: the same noise would be in two sums that differ. Metrics were published up to step 6."""
+    with timing_that_prefers(0):
+        folder, want = with_checkpoints(left, tmp_path), whole(tiny(), tmp_path)
+    with timing_that_prefers(-1):
+        assert whole(tiny(), tmp_path / "timed") != want
+        strategies = noted(folder)["strategies"]
+        assert len(strategies) > 0
+        if not known:
+            noted(folder, strategies=None)
+        carried_out(tiny(), tmp_path)
+    assert status(folder) == "finished"
+    assert (outcome(folder) == want) == (known or left != ())
+
+
 @pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-40GB"}, {"noise": 1}, {"noise_multiplier": 1.01}])
 def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tmp_path, changed):
     """It begins anew where the first attempt drew, and its record, which takes the other's place, ends earlier."""
     folder = with_checkpoints((), tmp_path)
     drawn = {"device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
+    strategies = noted(folder)["strategies"]
     micro_batch = read(folder, "provenance.json")["micro_batch"]
-    assert noted(folder) == {"step": 6, **drawn, "micro_batch": micro_batch, "processes": 1, "at_once": micro_batch}
+    drawn |= {"micro_batch": micro_batch, "processes": 1, "at_once": micro_batch, "strategies": strategies}
+    assert noted(folder) == {"step": 6, **drawn}
     stopped(tiny(), tmp_path, 4, every=None)
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
     assert noted(folder)["step"] == 6

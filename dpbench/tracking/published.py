@@ -25,6 +25,7 @@ class Published:
         processes: that trained the run; None where that is not known.
         at_once: samples of a micro-batch that were computed at once when that was seen, fewer than all since memory ran
             out; None where that is not known.
+        strategies: by which gradients were summed (gradients/choice.py), of process 0; None where that is not known.
     """
 
     step: float = 0
@@ -34,6 +35,7 @@ class Published:
     micro_batch: int | None = None
     processes: int | None = None
     at_once: int | None = None
+    strategies: dict[str, list[object]] | None = None
 
     @classmethod
     def read(cls, record: Path) -> Published:

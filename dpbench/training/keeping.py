@@ -175,7 +175,7 @@ class Keeper:
         """See resume.py: a run whose metrics were seen begins again only if it makes the same releases.
 
         Args:
-            training: the run that would begin; it takes over the micro-batch of the first attempt if it may.
+            training: the run that would begin; it takes over what it may of the first attempt.
 
         Raises:
             UserError: it would make others.
@@ -191,7 +191,8 @@ class Keeper:
         """See resume.py: steps behind which something was seen are taken again only if they are the same releases.
 
         Args:
-            training: the run that would go on; it takes over the micro-batch of the first attempt if it may.
+            training: the run that would go on; it takes over the strategies of the first attempt, and the micro-batch
+                if it may.
             step: after which it would.
 
         Returns:
@@ -256,6 +257,9 @@ class Keeper:
                 "noise, beyond the run's eps: start as many, take another seed, or force=true where nothing of that "
                 "was seen"
             )
+        if seen.strategies is not None:  # timing, here and now, may choose others; a checkpoint has some of them
+            gradients = parts.step.gradients
+            gradients.load_state_dict({**gradients.state_dict(), "strategies": seen.strategies})
         return seen
 
     def _other_noise(self, multiplier: float, own: float) -> UserError:
@@ -293,10 +297,18 @@ class Keeper:
     def publish(self, step: int, training: Training) -> None:
         """Note that metrics of a step of a run are about to be seen."""
         if self._config.force or Published.read(self._record.folder).step < step:
-            device = device_kind(describe(training.parts.step.gradients.flat.vector.device))
-            first = _first_multiplier(training.ledger)
-            micro_batch, at_once = training.parts.micro_batch, training.parts.at_once
-            self._record.publish(Published(step, device, SEEDED_NOISE, first, micro_batch, self._processes, at_once))
+            parts, gradients = training.parts, training.parts.step.gradients
+            seen = Published(
+                step,
+                device_kind(describe(gradients.flat.vector.device)),
+                SEEDED_NOISE,
+                _first_multiplier(training.ledger),
+                parts.micro_batch,
+                self._processes,
+                parts.at_once,
+                gradients.state_dict()["strategies"],
+            )
+            self._record.publish(seen)
 
     def remove(self, *, finished: bool) -> None:
         """Remove all checkpoints of a run that has ended, and of one that tells itself what was seen of it the note.
