@@ -51,7 +51,9 @@ from dpbench.config import compose_jobs, config_hash
 from dpbench.filters import Exponential
 from dpbench.privacy import Ledger
 from dpbench.privacy.closed_forms import gaussian_eps
+from dpbench.privacy.gaussian import SecureGaussian, SeededGaussian
 from dpbench.privacy.sampling import PoissonSampler
+from dpbench.privacy.uniform import SecureUniform, SeededUniform
 from dpbench.query import Point
 from dpbench.tracking.reading import read_audits
 from dpbench.training.assemble import per_sample_loss
@@ -375,6 +377,36 @@ def test_so_it_is_with_sampled_batches_and_with_the_model_of_the_run(overrides):
 )
 def test_the_account_is_that_of_the_run_where_it_covers_the_batches_of_an_audit(overrides, used):
     assert audited(composed(*overrides), steps=4, batch_size=64).privacy.valid_accountant == used
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_and_batches_that_are_attacked_come_from_where_those_of_the_run_do(monkeypatch, secure):
+    """Of no seeded source is anything drawn where the run has secure ones, nor the other way round."""
+    drawn = set()
+    for kind in (SeededGaussian, SecureGaussian, SeededUniform, SecureUniform):
+        monkeypatch.setattr(kind, "fill", noting(kind, drawn))
+    settings = AuditSettings(runs=10, canaries=20, steps=2)
+    chosen = f"privacy.secure_noise={str(secure).lower()}"
+    run = composed("algo=dpsgd", "eps=8", chosen)
+    for attack in ("one step", "one run"):
+        drawn.clear()
+        if attack == "one run":
+            attack_run(run, settings, CPU, RISK)
+        else:
+            attack_step(canary_target(run, CPU, 256), settings.runs, RISK)
+        assert drawn == ({SecureGaussian, SecureUniform} if secure else {SeededGaussian, SeededUniform})
+    correlated = audited(composed("algo=dp_ftrl", chosen), steps=4, batch_size=64)
+    assert (correlated.privacy.sampler, correlated.privacy.secure_noise) == ("cyclic", secure)
+
+
+def noting(kind, drawn):
+    fill = kind.fill
+
+    def filled(self, out):
+        drawn.add(kind)
+        return fill(self, out)
+
+    return filled
 
 
 def test_a_run_whose_images_are_cut_is_audited_without():

@@ -14,13 +14,13 @@ from dpbench.audit.bounds import mu_at_least, noticeable_factor
 from dpbench.audit.result import Finding
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, Target, releases_since
-from dpbench.config import RunConfig, config_hash
+from dpbench.config import RunConfig
 from dpbench.gradients import MicroBatch
 from dpbench.privacy import Plan, Release, epsilon
 from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.sampling import PoissonSampler
-from dpbench.privacy.uniform import SeededUniform
-from dpbench.randomness import generator, global_stream
+from dpbench.randomness import global_stream
+from dpbench.training.assemble import draws_of
 
 # Runs, as a share of those that judge, from which the thresholds are chosen; they judge nothing.
 PILOT_SHARE = 0.25
@@ -122,8 +122,7 @@ class Observer:
         self._without = target.others
         (x, y), (canary_x, canary_y) = target.others, target.canary
         self._with_canary = torch.cat([x, canary_x]), torch.cat([y, canary_y])
-        stream = generator(target.config.seed, "sampling", target.direction.device, config_hash(target.config))
-        draws = SeededUniform(stream)
+        draws = draws_of(target.config, target.direction.device)
         rate = target.config.sampling_rate
         sizes = (len(self._without[1]), len(self._with_canary[1]))
         self._samplers = {size: PoissonSampler(size, size * rate, draws) for size in sizes} if rate < 1 else {}

@@ -19,7 +19,7 @@ from dpbench.config.privacy import Privacy
 from dpbench.config.schema import EvaluationTimes
 from dpbench.data import Augmentation
 from dpbench.errors import UserError, require
-from dpbench.privacy.sampling import CYCLIC
+from dpbench.privacy.sampling import CYCLIC, POISSON
 
 PREFIX = "audit."
 
@@ -97,9 +97,10 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
     Samples are not augmented, so that the attacker knows what a canary becomes. Batches are Poisson samples whatever
     the run's, since that is what the attacks' claims are about: what they try is the step, the sampler only if it is
     Poisson's. Noise that is correlated between steps has no claim for Poisson samples, and takes the same batches in
-    every pass. The account is the run's where that is one for these batches.
+    every pass. The account is the run's where that is one for these batches, and noise and batches are of its kind.
     """
-    privacy = Privacy() if config.noise.correlation is None else Privacy(sampler=CYCLIC.name)
+    sampler = POISSON if config.noise.correlation is None else CYCLIC
+    privacy = Privacy(sampler=sampler.name, secure_noise=config.privacy.secure_noise)
     if config.privacy.accountant in privacy.scheme.accountants:
         privacy = replace(privacy, accountant=config.privacy.accountant)
     size = config.dataset.train_size

@@ -17,6 +17,7 @@ from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
+from dpbench.privacy.uniform import SecureUniform, SeededUniform, UniformSource
 from dpbench.randomness import generator, global_stream
 from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
@@ -86,6 +87,13 @@ def _noise(config: RunConfig, stream: str, device: torch.device) -> GaussianSour
     if config.privacy.secure_noise:
         return SecureGaussian()
     return SeededGaussian(generator(config.seed, stream, device, config_hash(config)))
+
+
+def draws_of(config: RunConfig, device: torch.device) -> UniformSource:
+    """What a run's sampler draws from."""
+    if config.privacy.secure_noise:
+        return SecureUniform(device)
+    return SeededUniform(generator(config.seed, "sampling", device, config_hash(config)))
 
 
 def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:

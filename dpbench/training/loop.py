@@ -15,11 +15,11 @@ from dpbench.data import Prompts, Splits, TextDataset
 from dpbench.models import NextToken
 from dpbench.privacy import Ledger, make_sampler
 from dpbench.privacy.sampling import Sampler
-from dpbench.privacy.uniform import SecureUniform, SeededUniform, UniformSource
+from dpbench.privacy.uniform import UniformSource
 from dpbench.randomness import generator
 from dpbench.scores import text_scores
 from dpbench.stage import State
-from dpbench.training.assemble import Assembly
+from dpbench.training.assemble import Assembly, draws_of
 from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model
 from dpbench.training.generation import continuations
 from dpbench.training.lockstep import Steps
@@ -93,10 +93,7 @@ class Progress:
     def start(cls, config: RunConfig, splits: Splits, team: Team = ALONE) -> Progress:
         """Of a run that has taken no step, in this process of those that train it."""
         device, run = splits.train.labels.device, config_hash(config)
-        if config.privacy.secure_noise:
-            draws = team.shared_draws(SecureUniform(device))
-        else:
-            draws = SeededUniform(generator(config.seed, "sampling", device, run))
+        draws = team.shared_draws(draws_of(config, device))
         return cls(
             make_sampler(config.privacy.scheme, len(splits.train), config.batch_size, draws),
             draws,
