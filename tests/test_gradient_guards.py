@@ -717,8 +717,13 @@ class Carrying(nn.Module):
         return self.head(hidden)
 
 
-def test_a_state_that_is_carried_from_batch_to_batch_is_refused():
-    engine = engine_of(Carrying())
+@pytest.mark.parametrize("gain", [1.0, 0.0])
+def test_a_state_that_is_carried_from_batch_to_batch_is_refused(gain):
+    """Also where the last layer begins at zero, and all losses are the same."""
+    model = Carrying()
+    with torch.no_grad():
+        model.head.weight.mul_(gain)
+    engine = engine_of(model)
     with pytest.raises(UserError, match="another one after a pass of other samples"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
 

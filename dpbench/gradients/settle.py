@@ -84,13 +84,15 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
 def _require_function(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
     """Raise `UserError` unless the model itself is a function of its samples and of random draws; whether it draws.
 
-    A copy would not do: not every model can be copied, and what can't be has no dropout and other precision.
+    A copy would not do, for not every model can be copied; nor would the place where parameters begin, for outputs may
+    all be zero there.
     """
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
 
-    with engine.autocast(), without_fast_paths():
+    flat = engine.flat
+    with flat.at(moved(flat.vector, 0)), engine.autocast(), without_fast_paths():
         kept = keeps_of_samples(engine.model, losses, inputs, targets, half=engine.in_half)
         if kept is not None:
             raise UserError(kept)
