@@ -448,7 +448,7 @@ def by_histogram(task, rule, reach):
 
 @reference("dcsgd_p")
 def dcsgd_p(task, p=0.5):
-    """Rule P with R_0 = 1."""
+    """Rule P with R_0 = 2 C_0, the rule of every later step."""
 
     def rule(counts, threshold, reach, error_weight):
         passed = 0.0
@@ -459,7 +459,7 @@ def dcsgd_p(task, p=0.5):
                 break
         return threshold, 2 * threshold
 
-    return by_histogram(task, rule, 1.0)
+    return by_histogram(task, rule, 2.0)
 
 
 @reference("dcsgd_e")

@@ -218,8 +218,7 @@ def not_compared(patch: pytest.MonkeyPatch) -> None:
 def sampling_apart(patch: pytest.MonkeyPatch, team: Team) -> None:
     """Each process draws its own batches."""
     patch.setattr(
-        loop,
-        "generator",
+        "dpbench.training.assemble.generator",
         lambda seed, name, device, run="": generator(
             seed, name, device, team.stream(run) if name == "sampling" else run
         ),

@@ -389,6 +389,7 @@ NEEDS = {
     "model=roberta_large": ["dataset=sst2"],
     "model=roberta_large_lora": ["dataset=sst2"],
     "model=text_small": ["dataset=sst2"],
+    "threshold=dcsgd_e": ["clip=threshold"],
 }
 # Options that are another one with other settings.
 ANOTHER = {

@@ -78,8 +78,8 @@ def _filter_and_optimizer(config: RunConfig) -> None:
 
 
 def _expected_error(config: RunConfig) -> None:
-    of_threshold = isinstance(config.clip, clip.ThresholdClip)
-    if isinstance(config.threshold, threshold.ExpectedErrorThreshold) and not of_threshold:
+    fits = isinstance(config.clip, clip.ThresholdClip | clip.NoClip)
+    if isinstance(config.threshold, threshold.ExpectedErrorThreshold) and not fits:
         raise UserError(
             "this threshold makes the error of clipping at a threshold smallest, which this clip does not do; use "
             "clip=threshold or clip=normalised, or another threshold",
