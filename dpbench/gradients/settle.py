@@ -58,8 +58,9 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
     Raises:
         UserError: the model keeps, or changes itself by, values of its samples.
     """
-    draws = _require_function(engine, some(inputs), some(targets))
-    if _loss_reads_parameters(engine, some(inputs), some(targets)):
+    inputs, targets = some(inputs), some(targets)
+    draws = _require_function(engine, inputs, targets)
+    if _loss_reads_parameters(engine, inputs, targets):
         return Settled(engine.one_by_one(), "the loss reads parameters by itself, past all layers")
     own = engine.flat.vector.dtype
     for dtype in (torch.float64, own)[len(engine.flat) > LARGE :]:
@@ -67,7 +68,7 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
         if copy is None:
             return Settled(engine.one_by_one(), "it can't be copied, and so not be compared with plain autograd")
         try:
-            found = _agreeing(engine, copy.to(dtype), some(inputs), some(targets))
+            found = _agreeing(engine, copy.to(dtype), inputs, targets)
             if found is not None and isinstance(found.way, Books):
                 return found._replace(way=found.way._replace(draws=draws))
             return found

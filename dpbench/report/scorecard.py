@@ -27,10 +27,8 @@ OWN = "dpbench's own claims"
 def as_markdown(grids: Sequence[Grid]) -> str:
     """The scorecard of all artefacts."""
     card = scorecard(grids)
-    return (
-        "\n".join([*_head(grids, card), *_reasons(card.published), *_papers(card), *_artefacts(grids, card)]).rstrip()
-        + "\n"
-    )
+    lines = [*_head(grids, card), *_reasons(card.published), *_papers(card), *_artefacts(grids, card)]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
