@@ -192,7 +192,9 @@ def test_expected_error_takes_the_specified_candidate(bins, weight, expected, re
 
 
 @pytest.mark.parametrize(
-    ("weight", "passes", "expected"), [(1.0, 2, 2.8), (3.0, 1, 1.4), (60.0, 2, 0.09)], ids=["1", "3", "60"]
+    ("weight", "passes", "expected"),
+    [(1.0, 2, 2.8), (3.0, 1, 1.4), (24.6, 1, 0.2), (60.0, 2, 0.09)],  # 0.2: the second of 20, next to the edge
+    ids=["1", "3", "24.6", "60"],
 )
 def test_expected_error_searches_as_often_as_specified(weight, passes, expected, monkeypatch):
     """T10."""
