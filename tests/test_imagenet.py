@@ -121,6 +121,22 @@ def test_a_picture_that_cannot_be_decoded_is_named_and_leaves_nothing(root, monk
     assert sorted(p.name for p in (root / "imagenet").iterdir()) == ["train", "val"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ending"), [(np.uint16, "png"), (np.uint16, "tif"), (np.int32, "tif"), (np.float32, "tif")]
+)
+def test_grey_levels_that_bytes_do_not_hold_are_refused_rather_than_made_white(root, dtype, ending):
+    (root / "imagenet" / "train" / CLASSES[0] / f"{CLASSES[0]}_3.png").unlink()
+    path = root / "imagenet" / "train" / CLASSES[0] / f"{CLASSES[0]}_3.{ending}"
+    levels = np.linspace(0, 60_000, 24 * 24).reshape(24, 24).astype(dtype)
+    Image.fromarray(levels).save(path)
+    with Image.open(path) as picture:  # which is what Pillow does to them
+        assert np.mean(np.asarray(picture.convert("RGB")) == 255) > 0.99
+    with pytest.raises(UserError) as caught:
+        loaded(root)
+    told = f"dataset=imagenet: {path} has grey levels of more than 8 bits; save it with levels from 0 to 255"
+    assert str(caught.value) == told
+
+
 @pytest.mark.parametrize("file", ["train.npy", "val-labels.npy"])
 @pytest.mark.parametrize("kept", [0, 50, 130, None])
 def test_decoded_pixels_that_are_damaged_are_one_sentence(root, file, kept):

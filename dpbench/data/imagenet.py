@@ -25,6 +25,8 @@ SPLITS = ("train", "val")
 DECODED_AT_ONCE = 64
 # Fewer images are decoded sooner than processes start.
 WORTH_WORKERS = 2000
+# How the names of Pillow's modes of 16 and 32 bits begin, of whose levels it makes 255 where they are larger.
+DEEPER = ("I", "F")
 
 
 @dataclass(frozen=True)
@@ -136,11 +138,11 @@ class ImageFolders(ImageSource):
         loader = DataLoader(_Decoded(samples, size), batch_size=DECODED_AT_ONCE, num_workers=workers)
         console = Console(stderr=True)
         start = 0
-        for images, broken in track(
+        for images, complaints in track(
             loader, f"  decoding {self.name}/{split}", console=console, disable=not console.is_terminal
         ):
-            for path in filter(None, broken):
-                raise self.error(f"{path} can't be decoded; fetch it anew")
+            for complaint in filter(None, complaints):
+                raise self.error(complaint)
             pixels[start : start + len(images)] = images.numpy()
             start += len(images)
         pixels.flush()
@@ -148,7 +150,7 @@ class ImageFolders(ImageSource):
 
 
 class _Decoded(Dataset[tuple[Tensor, str]]):
-    """Images as bytes, (3, S, S), each with an empty string, or with its path if it can't be decoded."""
+    """Images as bytes, (3, S, S), each with an empty string, or with what is wrong with it."""
 
     def __init__(self, samples: list[tuple[str, int]], size: int) -> None:
         from torchvision.transforms import v2
@@ -162,10 +164,13 @@ class _Decoded(Dataset[tuple[Tensor, str]]):
 
     @override
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        from torchvision.datasets.folder import pil_loader
+        from PIL import Image
 
         path = self._paths[index]
         try:
-            return self._transform(pil_loader(path)), ""
+            with Image.open(path) as image:
+                if image.mode.startswith(DEEPER):
+                    return self._blank, f"{path} has grey levels of more than 8 bits; save it with levels from 0 to 255"
+                return self._transform(image.convert("RGB")), ""
         except Exception:  # Pillow raises whatever the parsing of a damaged file runs into
-            return self._blank, path
+            return self._blank, f"{path} can't be decoded; fetch it anew"
