@@ -201,12 +201,17 @@ def test_images_that_are_not_what_was_declared_are_one_sentence(tmp_path, change
     assert "\n" not in str(raised.value)
 
 
-def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
+def draw_folders(root):
+    """Two pictures of each of three classes to train on, and one for the test, of the shades 0, 80 and 160."""
     for split, count in (("train", 2), ("val", 1)):
         for shade, name in enumerate(("apple", "pear", "quince")):
-            (tmp_path / "mine" / split / name).mkdir(parents=True)
+            (root / "mine" / split / name).mkdir(parents=True)
             for i in range(count):
-                Image.new("RGB", (9, 7), (80 * shade,) * 3).save(tmp_path / "mine" / split / name / f"{i}.png")
+                Image.new("RGB", (9, 7), (80 * shade,) * 3).save(root / "mine" / split / name / f"{i}.png")
+
+
+def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
+    draw_folders(tmp_path)
     dataset = image_data(3, 4, 4)
     assert dataset.source.problems(tmp_path, thorough=True) == []
     splits = dataset.load(tmp_path, download=False)
@@ -216,6 +221,17 @@ def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
     assert splits.test.labels.tolist() == [0, 1, 2]
     with pytest.raises(UserError, match="3 folders of classes instead of 4"):
         image_data(3, 4, 4, classes=4).load(tmp_path, download=False)
+
+
+@pytest.mark.parametrize(("split", "sizes"), [("train", (4, 3)), ("val", (6, 2))])
+def test_a_class_of_which_a_split_has_no_pictures(tmp_path, split, sizes):
+    draw_folders(tmp_path)
+    for path in (tmp_path / "mine" / split / "pear").iterdir():
+        path.unlink()
+    splits = image_data(3, 4, 4, train_size=sizes[0], test_size=sizes[1]).load(tmp_path, download=False)
+    expected = {"train": [0, 0, 1, 1, 2, 2], "val": [0, 1, 2]}
+    expected[split] = [label for label in expected[split] if label != 1]
+    assert [splits.train.labels.tolist(), splits.test.labels.tolist()] == list(expected.values())
 
 
 def test_no_images_at_all_say_both_ways_to_bring_them(tmp_path):

@@ -101,7 +101,7 @@ class ImageFolders(ImageSource):
         for split, shape in zip(SPLITS, shapes, strict=True):
             place = root / self.name / split
             try:
-                opened.append(ImageFolder(str(place)))
+                opened.append(ImageFolder(str(place), allow_empty=True))
             except FileNotFoundError as error:
                 raise self.error(f"{place} has no images in folders of classes; {self.by_hand}") from error
             if len(opened[-1]) != shape[0]:
