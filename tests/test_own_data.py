@@ -234,6 +234,13 @@ def test_a_class_of_which_a_split_has_no_pictures(tmp_path, split, sizes):
     assert [splits.train.labels.tolist(), splits.test.labels.tolist()] == list(expected.values())
 
 
+def test_folders_give_three_colours_which_is_said_before_they_are_decoded(tmp_path):
+    draw_folders(tmp_path)
+    with pytest.raises(UserError, match=r"dataset\.channels=1: expected 3: images in folders are decoded"):
+        image_data(1, 4, 4).load(tmp_path, download=False)
+    assert not list((tmp_path / "mine").glob("*pixels*"))
+
+
 def test_no_images_at_all_say_both_ways_to_bring_them(tmp_path):
     assert own_images("mine", 6, 3, 3).state(tmp_path)[0] != State.PRESENT
     with pytest.raises(

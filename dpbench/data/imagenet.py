@@ -76,8 +76,9 @@ class ImageFolders(ImageSource):
 
     @override
     def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:
-        height, width = shapes[0][2:]
+        channels, height, width = shapes[0][1:]
         require(width == height, "dataset.width", width, f"{height} as dataset.height: images are cut to squares")
+        require(channels == 3, "dataset.channels", channels, "3: images in folders are decoded in three colours")
         folder = root / self.name / f"pixels-{height}"
         if not folder.is_dir():
             self._decode(root, shapes, folder)
