@@ -311,6 +311,13 @@ def test_texts_that_are_not_what_was_declared_are_one_sentence(tmp_path, monkeyp
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("lines", [(PAIRS, SENTENCES[:3]), (SENTENCES, PAIRS[:3])])
+def test_pairs_are_not_scored_as_single_texts_nor_these_as_pairs(tmp_path, lines):
+    write_lines(tmp_path, *lines)
+    with pytest.raises(UserError, match=r"only one of train\.jsonl and test\.jsonl has text_pair"):
+        text_data().load(tmp_path, download=False)
+
+
 OWN_MODEL = """
 from dataclasses import dataclass
 

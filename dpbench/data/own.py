@@ -141,7 +141,10 @@ class OwnTexts(FileSource, TextSource):
     @override
     def read(self, root: Path, *, download: bool) -> dict[str, Texts]:
         self.require_whole(root, download=False)
-        return {split: self._texts(root / file.path) for split, file in zip(SPLITS, self.files, strict=True)}
+        train, test = (self._texts(root / file.path) for file in self.files)
+        if (train.second is None) != (test.second is None):
+            raise self.error("only one of train.jsonl and test.jsonl has text_pair")
+        return {"train": train, "test": test}
 
     def _texts(self, path: Path) -> Texts:
         rows = []
