@@ -297,6 +297,11 @@ def test_texts_to_continue_are_those_of_the_lines(tmp_path):
         ({"text": "a", "label": True}, {}, "line 7"),
         ({"text": "a"}, {}, "line 7"),
         ({"text": "a", "text_pair": 1, "label": 0}, {}, "line 7"),
+        (
+            {"text": "cut \ud83d", "label": 0},
+            {},
+            r"train.jsonl can't be read, at line 7 or near .*surrogates not allowed",
+        ),
         ({"text": "a", "text_pair": "b", "label": 0}, {}, "has lines with text_pair and lines without"),
         ({"text": "a", "label": 0}, {"classes": 1}, 'line 1 of .* no object with texts "prompt" and "completion"'),
         ({"text": "a", "label": 0}, {}, "the train split has 7 samples, expected 6"),

@@ -152,7 +152,10 @@ class OwnTexts(FileSource, TextSource):
             with path.open(encoding="utf-8") as stream:
                 for number, line in enumerate(stream, start=1):
                     if line.strip():
-                        rows.append(self._row(json.loads(line), f"line {number} of {path}"))
+                        row = self._row(json.loads(line), f"line {number} of {path}")
+                        # Raises at half of a surrogate pair, which JSON can hold and no tokenizer takes.
+                        "".join(filter(None, row[:2])).encode()
+                        rows.append(row)
         except (ValueError, RecursionError, OSError) as error:
             why = f"{type(error).__name__}: {error}"
             raise self.error(f"{path} can't be read, at line {len(rows) + 1} or near ({why})") from error
