@@ -245,6 +245,16 @@ def test_batches_hold_each_sample_once_beside_others_of_its_length():
     assert sum(len(labels) for _, labels in split.everything(3)) == len(lengths)
 
 
+@pytest.mark.parametrize("lengths", [[0, 0, 3], [0, 0]])
+def test_empty_texts_are_padding_alone_whatever_is_beside_them(lengths):
+    split = split_of(lengths)
+    model = assembled(composed("dataset=sst2", "model=text_small")).model
+    answers = [model(ids) for ids, _ in split.batches(torch.arange(len(lengths)), 2)]
+    assert torch.equal(split.take(torch.tensor([0, 1]))[0], torch.zeros(2, 8, dtype=torch.int64))
+    # A text of nothing is told apart by nothing: what is left of the model is the bias of its head.
+    torch.testing.assert_close(answers[0], model.head.bias.expand(2, -1))
+
+
 def test_a_language_model_is_asked_for_what_it_is_not_told():
     texts = Texts(["ab", "a"], ["cde", "b"], None)
     split = encoded(texts, Bytes(), padding=258, longest=6)

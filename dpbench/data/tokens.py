@@ -43,7 +43,8 @@ class TokenSplit:
     ) -> TokenSplit:
         """A split of lists of ids."""
         starts = torch.tensor([0, *map(len, samples)]).cumsum(0)
-        tokens = torch.tensor([token for sample in samples for token in sample], dtype=torch.int32)
+        # There is a token to look up even if all samples are empty.
+        tokens = torch.tensor([token for sample in samples for token in sample] or [padding], dtype=torch.int32)
         return cls(tokens, starts, torch.tensor(labels), padding, longest, generates)
 
     def __len__(self) -> int:
@@ -62,7 +63,8 @@ class TokenSplit:
     def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these indices, on the device."""
         lengths, starts, labels = self.lengths(indices), self.starts[:-1][indices], self.labels[indices]
-        rounded = -(-int(lengths.max()) // ROUNDED_TO) * ROUNDED_TO
+        # Empty texts, of a tokenizer without marks, are padding alone.
+        rounded = -(-max(int(lengths.max()), 1) // ROUNDED_TO) * ROUNDED_TO
         # A language model never reads the last token, which it has nothing to say about.
         columns = torch.arange(min(rounded, self.longest + self.generates), device=self.tokens.device)
         ids = self.tokens[(starts.unsqueeze(1) + columns).clamp(max=len(self.tokens) - 1)].long()
