@@ -250,6 +250,8 @@ def test_empty_texts_are_padding_alone_whatever_is_beside_them(lengths):
     split = split_of(lengths)
     model = assembled(composed("dataset=sst2", "model=text_small")).model
     answers = [model(ids) for ids, _ in split.batches(torch.arange(len(lengths)), 2)]
+    loss = evaluate(model, split).loss
+    assert loss == pytest.approx(F.cross_entropy(torch.cat(answers), split.labels).item())
     assert torch.equal(split.take(torch.tensor([0, 1]))[0], torch.zeros(2, 8, dtype=torch.int64))
     # A text of nothing is told apart by nothing: what is left of the model is the bias of its head.
     torch.testing.assert_close(answers[0], model.head.bias.expand(2, -1))

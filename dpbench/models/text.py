@@ -100,8 +100,10 @@ class _Averaging(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         filling = ids == self.padding
         x = self.words(ids) + self.places(torch.arange(ids.shape[1], device=ids.device).unsqueeze(0))
+        # An attention that may look at nothing is NaN; what an empty text looks at does not matter, none of it is kept.
+        unseen = filling & ~filling.all(1, keepdim=True)
         for block in self.blocks:
-            x = block(x, src_key_padding_mask=filling)
+            x = block(x, src_key_padding_mask=unseen)
         kept = (~filling).unsqueeze(-1).to(x.dtype)
         logits: Tensor = self.head((self.norm(x) * kept).sum(1) / kept.sum(1).clamp(min=1))
         return logits
