@@ -204,6 +204,17 @@ def test_real_tokenizers(name, one, two, data_root):
     assert tokenizer.decode(tokenizer.plain(["hello world!"])[0]) == "hello world!"
 
 
+@pytest.mark.parametrize("name", ["bert-base-cased", "bert-base-uncased"])
+def test_a_vocabulary_alone_keeps_the_case_that_its_name_says(name, tmp_path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Café", "PARIS", "cafe", "paris", *map(str, range(100))]
+    folder = tmp_path / "tokenizers" / name
+    folder.mkdir(parents=True)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    tokenizer = open_tokenizer(name, tmp_path, download=False)
+    told = ["Café", "PARIS"] if name.endswith("-cased") else ["cafe", "paris"]
+    assert [words[i] for i in tokenizer.encode(["Café PARIS"], None, 16)[0]] == ["[CLS]", *told, "[SEP]"]
+
+
 def test_bytes():
     tokenizer = open_tokenizer("bytes", None, download=False)
     assert tokenizer.encode(["é", "abcdef"], None, 5) == [[256, 195, 169, 257], [256, 97, 98, 99, 257]]

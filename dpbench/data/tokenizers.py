@@ -22,6 +22,8 @@ KNOWN = {
     "bert-base-uncased": ("BertTokenizerFast", "google-bert/bert-base-uncased"),
     "bert-base-cased": ("BertTokenizerFast", "google-bert/bert-base-cased"),
 }
+# What a vocabulary alone does not say, and transformers takes for true.
+OF_NAMES = {"bert-base-cased": {"do_lower_case": False}}
 # No vocabulary has fewer ids.
 FEWEST = 100
 
@@ -124,6 +126,7 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
             str(local) if here else source,
             local_files_only=here or not download,
             trust_remote_code=False,  # without it transformers asks whoever sits at the terminal
+            **OF_NAMES.get(name, {}),
         )
         opened = Pretrained(name, found)
         # Where files are missing, transformers may make a tokenizer that knows no words.
