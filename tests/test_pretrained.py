@@ -175,6 +175,8 @@ def hub(monkeypatch):
         ("owner/vit", "owner/vit"),
         ("hf-hub:owner/vit", "owner/vit"),
         ("vit_small_patch16_224.augreg_in21k", "timm/vit_small_patch16_224.augreg_in21k"),
+        # As timm.create_model(..., pretrained=True) takes it; there is no repository of the bare name.
+        ("vit_small_patch16_224", "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"),
     ],
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])

@@ -94,8 +94,16 @@ def weights_here(source: str) -> bool:
 
 
 def _repository(source: str) -> str:
-    """The hub's repository of a source; timm's own ones are named after its models."""
-    return source.removeprefix("hf-hub:") if "/" in source else f"timm/{source}"
+    """The hub's repository of a source; timm's own ones are named after its models and what they were trained on."""
+    if "/" in source:
+        return source.removeprefix("hf-hub:")
+    if "." not in source:  # of which training, timm knows
+        from timm.models import get_pretrained_cfg
+
+        preferred = get_pretrained_cfg(source)
+        if preferred is not None and preferred.hf_hub_id:
+            return str(preferred.hf_hub_id)
+    return f"timm/{source}"
 
 
 def _from_hub(source: str) -> Path:
