@@ -14,7 +14,7 @@ from gradient_checks import plain_gradients
 from helpers import assembled, composed
 
 from dpbench.clip import ThresholdClip
-from dpbench.data import IGNORED, TokenSplit
+from dpbench.data import IGNORED, Prompts, TokenSplit
 from dpbench.data.encoding import Texts, encoded
 from dpbench.data.sources import File
 from dpbench.data.text_sources import TEXTS
@@ -25,6 +25,7 @@ from dpbench.scores import text_scores
 from dpbench.scores.cider import cider
 from dpbench.training.assemble import next_token_loss, per_sample_loss
 from dpbench.training.evaluation import evaluate, evaluate_language_model
+from dpbench.training.generation import continuations
 from dpbench.training.padding import require_padding_unread
 
 # Data
@@ -624,6 +625,28 @@ def test_a_tiny_gpt2_learns_to_describe_and_is_scored(small, tmp_path):
     for name in ("bleu", "rouge_l", meteor, "nist", "cider"):
         assert math.isfinite(summary[name])
     assert summary["rouge_l"] > 50
+
+
+@pytest.mark.parametrize("most_tokens", [5, 100])
+def test_prompts_that_leave_a_model_no_room_are_told_from_their_end(most_tokens):
+    config = composed(
+        "dataset=e2e", "model=gpt2", "model.tokenizer=bytes", "model.vocabulary=259", "model.padding=258",
+        "model.width=16", "model.depth=1", "model.heads=2", "model.pretrained=null", "model.longest=16",
+        "dataset.max_length=16",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = config.model.build(config.dataset)
+    drawn = torch.randint(256, (60,)).tolist()
+    room = max(16 - most_tokens, 1)
+    prompts = Prompts([[*drawn, 257], [7, 257]], [[""], [""]], 257, lambda ids: " ".join(map(str, ids)))
+    said = continuations(model, prompts, beams=1, most_tokens=most_tokens, batch=2)
+    model.eval()
+    for told, answer in zip(([*drawn, 257][-room:], [7, 257][-room:]), said, strict=True):
+        ids = list(told)
+        while len(ids) < len(told) + min(most_tokens, 15):
+            ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        ids = ids[len(told) :]
+        assert answer == " ".join(map(str, ids[: ids.index(257)] if 257 in ids else ids))
 
 
 @pytest.mark.slow

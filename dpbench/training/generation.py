@@ -14,6 +14,8 @@ from dpbench.models import NextToken
 def continuations(model: NextToken, prompts: Prompts, *, beams: int, most_tokens: int, batch: int) -> list[str]:
     """What the model says after each prompt, until it ends the text; it is left in training mode.
 
+    Of a prompt that leaves no room for the longest continuation the model is told the end.
+
     Args:
         model: of the next token.
         prompts: of any lengths.
@@ -24,8 +26,11 @@ def continuations(model: NextToken, prompts: Prompts, *, beams: int, most_tokens
     model.eval()
     device = next(model.parameters()).device
     said = [""] * len(prompts.ids)
-    for where in _of_similar_length(prompts.ids, batch):
-        chosen = [prompts.ids[i] for i in where]
+    positions = model.net.config.max_position_embeddings
+    most_tokens = min(most_tokens, positions - 1)
+    told = [ids[-(positions - most_tokens) :] for ids in prompts.ids]
+    for where in _of_similar_length(told, batch):
+        chosen = [told[i] for i in where]
         longest = max(map(len, chosen))
         # Filled up on the left, so that all go on from the last column.
         ids = torch.tensor([[prompts.end] * (longest - len(one)) + one for one in chosen], device=device)
