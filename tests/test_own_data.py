@@ -323,6 +323,17 @@ def test_pairs_are_not_scored_as_single_texts_nor_these_as_pairs(tmp_path, lines
         text_data().load(tmp_path, download=False)
 
 
+@pytest.mark.parametrize(("letters", "split"), [((30, 2), "train"), ((2, 30), "test")])
+def test_prompts_that_leave_nothing_to_predict_are_refused(tmp_path, monkeypatch, letters, split):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    train, test = ([{"prompt": "x" * n, "completion": "y"}] * size for n, size in zip(letters, (6, 3), strict=True))
+    write_lines(tmp_path, train, test)
+    says = f"dataset.max_length=16: expected more: all prompts of the {split} split are longer, and nothing is left"
+    with pytest.raises(UserError, match=re.escape(says)):
+        text_data(classes=1, max_length=16).load(tmp_path, download=False)
+    text_data(classes=1, max_length=32).load(tmp_path, download=False)
+
+
 OWN_MODEL = """
 from dataclasses import dataclass
 

@@ -93,7 +93,12 @@ class TextDataset(Dataset):
         for split, of_split in texts.items():
             if of_split.labels is not None:
                 self._require_labels(split, torch.tensor(of_split.labels), root)
-            splits[split] = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
+            made = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
+            if self.generates:
+                left = bool((made.labels < made.lengths(slice(None))).any())
+                longer = f"more: all prompts of the {split} split are longer, and nothing is left to predict"
+                require(left, "dataset.max_length", self.max_length, longer)
+            splits[split] = made
         asked = self._prompts(texts["test"], tokenizer) if self.generates and self.most_tokens else None
         return Splits(splits.pop("train"), splits.pop("test"), splits, asked)
 
