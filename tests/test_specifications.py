@@ -27,6 +27,14 @@ def test_a_file_has_no_numbers_that_its_specification_lacks(name):
     assert len(artefact.cells) == rows
 
 
+def test_what_the_specification_calls_validation_is_of_that_split():
+    (title,) = (line for line in specification("disk") if line.startswith("### Table 5"))
+    assert "validation perplexity: lower is better" in title
+    found = [cell for cell in artefacts()["disk/table_5"].cells if "perplexity" in cell.column]
+    assert len(found) == 5
+    assert {cell.metric for cell in found} == {"validation_loss"}
+
+
 @pytest.mark.parametrize(("name", "heading"), [("table_2", "**Table 2"), ("table_4", "**Table 4")])
 def test_the_taps_of_the_filters_are_those_of_the_specification(name, heading):
     artefact = artefacts()[f"doppler/{name}"]

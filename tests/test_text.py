@@ -621,6 +621,7 @@ def test_a_tiny_gpt2_learns_to_describe_and_is_scored(small, tmp_path):
     assert lines[-1]["perplexity"] == pytest.approx(math.exp(lines[-1]["test_loss"]))
     assert lines[-1]["validation_perplexity"] < 2
     summary = json.loads((folder / "summary.json").read_text())
+    assert summary["validation_loss"] == pytest.approx(math.log(lines[-1]["validation_perplexity"]))
     meteor = "meteor" if "meteor" in summary else "meteor_without_synonyms"
     for name in ("bleu", "rouge_l", meteor, "nist", "cider"):
         assert math.isfinite(summary[name])

@@ -319,6 +319,7 @@ def of_metric(world, metric: str, unit: str, statistic: str = "last", **summary:
         ("nist", "", 8.733, 8.733),
         ("cider", "", 2.773, 2.773),
         ("test_loss", "", 0.921, 0.921),
+        ("validation_loss", "", 0.921, 0.921),
     ],
 )
 def test_scores_are_compared_in_the_unit_that_records_hold(world, metric, unit, entry, printed):

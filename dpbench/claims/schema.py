@@ -31,6 +31,7 @@ METRICS = (
     "test_error",
     "validation_accuracy",
     "test_loss",
+    "validation_loss",
     "bleu",
     "rouge_l",
     "meteor",
@@ -38,7 +39,7 @@ METRICS = (
     "cider",
 )
 WITHOUT_RUNS = ("computed", "selected", "wall_seconds")
-LESS_IS_BETTER = ("test_error", "test_loss")
+LESS_IS_BETTER = ("test_error", "test_loss", "validation_loss")
 
 
 class Kind(StrEnum):

@@ -78,7 +78,17 @@ SWITCH = of(lambda value: isinstance(value, bool), "true or false")
 OBJECT = entries({})
 
 # What claims may be about, besides accuracy: each a number of a run's end, or of an evaluation.
-SCORES = ("test_loss", "bleu", "rouge_l", "meteor", "meteor_without_synonyms", "nist", "cider", "perplexity")
+SCORES = (
+    "test_loss",
+    "validation_loss",
+    "bleu",
+    "rouge_l",
+    "meteor",
+    "meteor_without_synonyms",
+    "nist",
+    "cider",
+    "perplexity",
+)
 _NUMBERS = (*SCORES, "eps", "target_eps", "published_eps", "search_eps", "delta", "noise_multiplier", "sampling_rate")
 
 
