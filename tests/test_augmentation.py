@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from dpbench.config import config_hash
 from dpbench.data import Augmentation, AutoAugment
+from dpbench.errors import UserError
 from dpbench.query import Point
 
 
@@ -172,6 +173,16 @@ def test_autoaugment_leaves_the_global_generator_alone_and_goes_by_its_own():
 def test_autoaugment_knows_by_what_images_are_normalised():
     config = composed("augmentation=autoaugment", "dataset=cifar10")
     assert (config.augmentation.mean, config.augmentation.std) == (config.dataset.mean, config.dataset.std)
+
+
+def test_autoaugment_takes_grey_and_coloured_images_as_its_operations_do():
+    means = ("dataset.mean=[0,0,0,0]", "dataset.std=[1,1,1,1]")
+    with pytest.raises(UserError, match=r"dataset\.channels=4: expected 1 or 3, of which augmentation=autoaugment"):
+        composed("augmentation=autoaugment", "dataset.channels=4", *means)
+    with pytest.raises(TypeError, match="1 or 3"):
+        v2.functional.equalize(v2.functional.adjust_saturation(torch.zeros(4, 8, 8, dtype=torch.uint8), 2))
+    for name in ("digits", "cifar10"):
+        assert composed("augmentation=autoaugment", f"dataset={name}").augmentation.random
 
 
 @pytest.mark.parametrize(

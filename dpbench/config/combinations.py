@@ -44,6 +44,9 @@ def _augmentation(config: RunConfig) -> None:
     if isinstance(data, ImageDataset):
         smaller = min(data.height, data.width)
         require(crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}")
+        if isinstance(config.augmentation, AutoAugment):
+            coloured = data.channels in (1, 3)
+            require(coloured, "dataset.channels", data.channels, "1 or 3, of which augmentation=autoaugment is")
     elif config.augmentation.random:
         option = "autoaugment" if isinstance(config.augmentation, AutoAugment) else "crop_flip"
         why = f"applies to images only, but dataset={data.name} has {data.holds}"
