@@ -40,9 +40,11 @@ from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
 from dpbench.tracking import record as recording
 from dpbench.tracking import wandb as tracking
+from dpbench.tracking.lock import Lock
 from dpbench.tracking.wandb import Tracker
 from dpbench.training.assemble import per_sample_loss
 from dpbench.training.evaluation import Evaluation
+from dpbench.training.execution import Execution
 
 
 @cache
@@ -138,6 +140,27 @@ def test_a_disk_that_fills_up_fails_the_run_in_a_sentence_and_leaves_the_others_
 
     assert carry_out(tmp_path, *overrides, seeds=(0, 1)).code == 0
     assert status(first) == "finished"
+
+
+@pytest.mark.parametrize("also", ["nothing", "record"])
+def test_a_disk_that_is_full_when_a_run_begins_fails_the_run_in_a_sentence_too(tmp_path, monkeypatch, also):
+    original = Lock._make
+
+    def make(self: Lock, attempt: int) -> bool:
+        with no_longer_files_than(0 if self.path.name == "0.lock" else 1 << 20):
+            return original(self, attempt)
+
+    monkeypatch.setattr(Lock, "_make", make)
+    if also == "record":  # an error outside of the run, which has to be recorded by who launched it
+        monkeypatch.setattr(Execution, "may_begin", lambda self: self.record.lock.acquire())
+    outcome = run(tmp_path, "seed=0,1", "fuse_seeds=false", "-m")
+    assert outcome.code == 1
+    assert outcome.error().startswith("failed: ")
+    assert "no lock can be made for " in outcome.error()
+    assert outcome.error().endswith("/0 (File too large) (seed=0)")
+    (second,) = tmp_path.glob("runs/*/1")
+    assert status(second) == "finished"
+    assert "seed=1: " in outcome.out
 
 
 def test_only_one_file_that_cannot_be_written_is_told_of_by_the_record(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Locks: one holder at a time, taken over by one of many, whatever clocks say, and noticed by who lost it."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -98,6 +99,19 @@ def test_a_held_lock_is_not_acquired_again_and_a_released_one_is(path):
     second.check()
     second.release()
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_taken_away_stays_and_is_an_error_of_nobody(path, monkeypatch):
+    def full(*_: object) -> bool:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    lock = Lock(path)
+    assert lock.acquire()
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "take_away", full)
+        lock.release()
+    assert not lock.held
+    assert path.exists()
 
 
 # Holders who have gone.

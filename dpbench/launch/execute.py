@@ -11,6 +11,7 @@ from rich.console import Console
 from dpbench.config import Job, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
+from dpbench.tracking.record import RecordError
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam, current_team
 from dpbench.training.execution import Execution, failed_to_begin, record_of
@@ -86,13 +87,18 @@ def _at_one_step(ready: Sequence[Execution]) -> list[list[Execution]]:
 
 
 def fail(job: Job, reason: str, trace: str | None = None) -> None:
-    """Record that a run failed outside of the process that was to record it, unless another one is at it."""
+    """Record that a run failed outside of the process that was to record it, unless another one is at it.
+
+    What no record can tell, as on a full disk, is kept for this process.
+    """
     record = record_of(job)
-    if record.lock.acquire():
-        try:
+    try:
+        if record.acquire():
             failed_to_begin(job, record, reason, trace)
-        finally:
-            record.lock.release()
+    except RecordError as error:
+        record.keep_untold(f"{reason}; {error}")
+    finally:
+        record.lock.release()
 
 
 def _name(jobs: Sequence[Job]) -> str:

@@ -21,6 +21,7 @@ import os
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -218,11 +219,12 @@ class Lock:
         self._ends.set()
         if self._thread is not None:
             self._thread.join()
-        for _ in range(10):
-            seen = look(self.path)
-            if seen is None or seen.token != self._token or (not seen.claims and take_away(self.path, seen)):
-                break
-            time.sleep(0.01)  # one who takes this process for gone will look once more, and see
+        with suppress(OSError):  # no room for a claim: it is stale soon, or goes with this process
+            for _ in range(10):
+                seen = look(self.path)
+                if seen is None or seen.token != self._token or (not seen.claims and take_away(self.path, seen)):
+                    break
+                time.sleep(0.01)  # one who takes this process for gone will look once more, and see
         self._forget()
 
     def _forget(self) -> None:

@@ -78,6 +78,15 @@ class RunRecord:
     def _rerun_folder(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.rerun")
 
+    def acquire(self) -> bool:
+        """Take the run's lock, unless another process has it; whether it is held now.
+
+        Raises:
+            RecordError: its file can't be written.
+        """
+        with self._explained("no lock can be made for"):
+            return self.lock.acquire()
+
     def start(
         self,
         settings: dict[str, Any],

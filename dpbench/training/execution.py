@@ -114,7 +114,13 @@ class Execution:
         """Whether there is something to run and this process now holds the lock on it; says so where not."""
         if not self.job.config.force and self.record.finished():
             self.console.print(f"  finished already: {self.record.folder} (force=true runs it again)")
-        elif not self.record.lock.acquire():
+            return False
+        try:
+            held = self.record.acquire()
+        except RecordError as error:
+            self._unrecorded(str(error))
+            return False
+        if not held:
             self.console.print(f"  another process is running this one already: {self.record.folder}")
         elif not self.job.config.force and self.record.finished():  # by the one that held the lock until now
             self.record.lock.release()
