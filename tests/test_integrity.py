@@ -296,3 +296,13 @@ def test_a_forced_run_that_is_under_way_is_no_leftover(store, record):
     forced.set_status(Status.RUNNING)
     assert len(records(store)) == 2
     assert results(store, "check").code == 0
+
+
+def test_a_forced_run_that_lives_is_no_leftover_however_long_it_has_written_nothing(store, record):
+    forced = RunRecord(store, record.parent.name, 0)
+    assert forced.acquire()
+    forced.start({}, {})
+    age_by(forced.working)
+    assert results(store, "check", "quarantine=true").code == 0
+    forced.set_status(Status.RUNNING)
+    forced.lock.release()

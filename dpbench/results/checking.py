@@ -110,6 +110,8 @@ def _findings(
         if not is_seed(seed) or _silence(path) < quiet:
             continue
         if kind == "rerun":
+            if _silence(folder / seed) < quiet:  # the lock, which a forced run renews between its evaluations
+                continue
             status = Recorded.read(path).status or "nothing recorded"
             yield Finding(path, f"a forced run that did not finish ({status}); the record beside it stands")
         elif kind == "replaced":
