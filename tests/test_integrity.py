@@ -306,3 +306,16 @@ def test_a_forced_run_that_lives_is_no_leftover_however_long_it_has_written_noth
     assert results(store, "check", "quarantine=true").code == 0
     forced.set_status(Status.RUNNING)
     forced.lock.release()
+
+
+@pytest.mark.parametrize("damaged", ["evaluation", "ledger"])
+def test_a_record_whose_entries_lack_what_they_are_of_is_kept_aside_and_its_run_made_again(store, record, damaged):
+    if damaged == "evaluation":
+        text = (record / "metrics.jsonl").read_text()
+        (record / "metrics.jsonl").write_text(text + "{}\n")
+    else:
+        change(record, "ledger.json", lambda ledger: ledger["releases"][0].update(noise_multipliers=[]))
+        (record / "metrics.jsonl").unlink()
+    assert run(store).code == 0
+    assert status(record) == "finished"
+    assert (store / "quarantine" / record.parent.name / record.name).is_dir()

@@ -29,7 +29,7 @@ def damage_of(folder: Path) -> str | None:
 
 def _cut_short(record: Recorded) -> str | None:
     """Whole lines may be missing; the last step of a run is always evaluated."""
-    last = record.metrics[-1].get("step") if record.metrics else None
+    last = record.metrics[-1]["step"] if record.metrics else None
     return None if last == record.summary.get("steps") else "metrics.jsonl ends before the run did"
 
 
@@ -59,14 +59,15 @@ def set_aside(path: Path, results_dir: Path) -> Path:
 def _shown_by(folder: Path) -> Published:
     """What was seen of a run, as far as its record can be read."""
     record = Recorded.read(folder)
-    device, releases = record.provenance.get("device"), record.ledger.get("releases")
+    device = record.provenance.get("device")
+    noise = (each for entry in record.ledger.get("releases", ()) for each in entry["noise_multipliers"])
     end = record.summary.get("steps", math.inf) if record.word == Status.FINISHED else 0
     last = record.metrics[-1]["step"] if record.metrics else end
     return Published(
         last,
         device and device_kind(device),
         record.provenance.get("seeded_noise"),
-        releases[0]["noise_multipliers"][0] if releases else None,
+        next(noise, None),
         record.provenance.get("micro_batch"),
         record.provenance.get("processes"),
         record.provenance.get("at_once"),

@@ -142,7 +142,7 @@ PROVENANCE = entries(
     }
 )
 _MEASURED = (*SCORES, "train_loss", "test_accuracy", "eps", "lr", "seconds")
-EVALUATION = entries({**dict.fromkeys(_MEASURED, maybe(NUMBER)), "step": WHOLE, "epoch": NUMBER})
+EVALUATION = entries({**dict.fromkeys(_MEASURED, maybe(NUMBER)), "step": WHOLE, "epoch": NUMBER}, required=("step",))
 _STAGES = (
     *("query", "clip", "threshold", "noise", "filter", "optim", "schedule", "averaging", "model"),
     *("augmentation", "privacy", "evaluation", "data", "tracker", "algo"),
