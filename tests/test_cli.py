@@ -16,7 +16,7 @@ from results_command import results, rows
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
-from dpbench.config import compose_jobs
+from dpbench.config import compose_jobs, in_grammar
 from dpbench.errors import UserError
 from dpbench.run import _refuse_other_releases
 from dpbench.step import PrivateStep
@@ -581,6 +581,12 @@ def test_a_folder_is_typed_as_it_is_called(tmp_path, monkeypatch):
     assert roots == [str(tmp_path / "x{y")] * 2
     listed = results(typed, "list")
     assert (listed.code, len(rows(listed))) == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["a\\b", "a\\\\b", "a\\'b", "a\\\\'b'", "b\\", "'\\\\", "plain"])
+def test_a_folder_with_backslashes_is_typed_as_it_is_called(name):
+    (job,) = compose_jobs([f"results_dir={in_grammar(name)}"], multirun=False)
+    assert job.config.results_dir == name
 
 
 # A rule for delta needs no quotes.

@@ -39,6 +39,8 @@ MOST_JOBS = 100_000
 
 # A setting that takes its value from another one: ${algo.kappa}, or ${oc.select:algo.kappa,0.7} with a default.
 REFERENCE = re.compile(r"\$\{(oc\.select:)?(?P<key>[\w.]+)(,[^}]*)?\}")
+# Only there, before a quote or the end of a text in quotes, a backslash stands for anything else in Hydra's grammar.
+BEFORE_QUOTE = re.compile(r"(\\*)('|\Z)")
 # Of dpbench, beside run.
 COMMANDS = ("reproduce", "results", "privacy", "audit", "data", "methods")
 # Settings that may have any sign.
@@ -142,7 +144,7 @@ def quoted(override: str) -> str:
 
 def in_grammar(value: str) -> str:
     """A text as a value in Hydra's grammar, whatever signs it has."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    escaped = BEFORE_QUOTE.sub(lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value)
     return f"'{escaped}'"
 
 
