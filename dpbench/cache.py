@@ -14,9 +14,13 @@ from typing import Any
 
 
 def folder() -> Path:
-    """DPBENCH_CACHE, or dpbench in the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dpbench"
-    return Path(os.environ.get("DPBENCH_CACHE", default))
+    """DPBENCH_CACHE, or dpbench in the user's cache folder; of a user without a home one in which nothing can be."""
+    if own := os.environ.get("DPBENCH_CACHE"):
+        return Path(own)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpbench"
+    except RuntimeError:  # in a container, whose user may have neither HOME nor an entry in passwd
+        return Path(os.devnull) / "dpbench"
 
 
 def place(kind: str, key: object, suffix: str = ".json") -> Path:

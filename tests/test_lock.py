@@ -4,7 +4,9 @@ import errno
 import json
 import multiprocessing
 import os
+import pwd
 import signal
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RunRecord
 from dpbench.tracking.status import Status
+from dpbench.training import leases
 from dpbench.training.leases import device_of_this_process, lease
 
 FORK = multiprocessing.get_context("fork")
@@ -391,6 +394,21 @@ def test_processes_share_gpus_as_little_as_they_can(tmp_path, monkeypatch):
 
     in_processes(4, contend)
     assert sorted(log.read_text()) == ["0", "0", "1", "1"]
+
+
+def test_a_user_without_a_name_gets_a_gpu_too(tmp_path, monkeypatch):
+    """As in a container, whose user may have no entry in passwd."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu-{index}"))
+    assert leases._leased.__wrapped__() == 0
 
 
 def test_a_device_that_was_named_is_not_leased(monkeypatch):

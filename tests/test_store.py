@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -455,3 +456,26 @@ def test_lists_while_processes_write_show_whole_records_alone(tmp_path):
     assert len(rows(results(folder, "list", "limit=0"))) == 60
     kept = [json.loads((one / "status.json").read_text())["status"] for one in folder.glob("runs/*/0")]
     assert statuses(folder) == sorted(kept)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    """As in a container, whose user may have neither HOME nor an entry in passwd."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "DPBENCH_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    cache.write("kind", "key", 1)
+    assert cache.read("kind", "key") is None
+    assert not cache.place("kind", "key").exists()
+
+
+def test_an_empty_name_of_a_cache_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("XDG_CACHE_HOME", "DPBENCH_CACHE"):
+        monkeypatch.setenv(name, "")
+    cache.write("kind", "key", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import getpass
 import itertools
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ def device_of_this_process(name: str) -> torch.device:
 @cache
 def _leased() -> int:
     """The GPU of this process until it ends."""
-    index, lock = lease(Path(tempfile.gettempdir()) / f"dpbench-gpus-{getpass.getuser()}")
+    index, lock = lease(Path(tempfile.gettempdir()) / f"dpbench-gpus-{os.getuid()}")
     atexit.register(lock.release)
     return index
 
