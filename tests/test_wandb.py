@@ -338,6 +338,16 @@ def test_the_users_wandb_mode_decides_where_the_setting_is_auto(mode, tmp_path, 
     assert tracker_line(TrackerSettings(mode="disabled"), tmp_path) == "W&B: disabled (as asked)"
 
 
+@pytest.mark.usefixtures("_wandb_as_before")
+@pytest.mark.parametrize(("word", "mode"), [("dryrun", "offline"), ("run", "online"), ("nonsense", "disabled")])
+def test_other_words_of_the_user_mean_what_they_mean_to_wandb_and_are_one_line(word, mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", word)
+    wandb.teardown()
+    line = tracker_line(TrackerSettings(mode="auto"), tmp_path)
+    assert line.startswith(f"W&B: {mode} (")
+    assert "\n" not in line
+
+
 # Runs that were recorded without W&B, or offline, sent later.
 
 

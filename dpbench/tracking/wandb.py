@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # reading records does without the schema, which imports torc
     from dpbench.config.schema import TrackerSettings
 
 Mode = Literal["online", "offline", "disabled"]
+# Words of older versions of W&B that it still takes in WANDB_MODE.
+OLDER_WORDS = {"dryrun": "offline", "run": "online"}
 
 # Metrics that W&B plots over epochs; the summary keeps their last value, for the best one on test data is a choice
 # made by looking at test data.
@@ -68,8 +70,9 @@ def choose_mode(settings: TrackerSettings) -> tuple[Mode, str]:
 def _asked_for(settings: TrackerSettings) -> tuple[Mode, str]:
     if settings.mode != "auto":
         return cast(Mode, settings.mode), "as asked"
-    if os.environ.get("WANDB_MODE") in get_args(Mode):
-        return cast(Mode, os.environ["WANDB_MODE"]), "as WANDB_MODE says"
+    of_user = os.environ.get("WANDB_MODE", "")
+    if (mode := OLDER_WORDS.get(of_user, of_user)) in get_args(Mode):
+        return cast(Mode, mode), "as WANDB_MODE says"
     try:
         import wandb
 
@@ -77,7 +80,7 @@ def _asked_for(settings: TrackerSettings) -> tuple[Mode, str]:
             return "online", "tracker.mode=offline keeps it here"
         return "offline", "no API key; log in with: wandb login"
     except Exception as error:
-        return "disabled", f"can't be set up: {type(error).__name__}: {error}"
+        return "disabled", f"can't be set up: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def tracker_line(settings: TrackerSettings, results_dir: Path) -> str:
