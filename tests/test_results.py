@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 import statistics
 from io import StringIO
 from pathlib import Path
@@ -144,6 +145,19 @@ def test_rows_are_sorted_and_limited(sweep):
         for row in rows(results(sweep, "list"))
     ]
     assert began == sorted(began, reverse=True)
+
+
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_what_is_no_number_comes_last_and_leaves_the_others_in_order(sweep, tmp_path, sign):
+    shutil.copytree(sweep / "runs", tmp_path / "runs")
+    found = [one for one in records(tmp_path) if status(one) == "finished"]
+    values = [3.0, "nan", 1.0, 2.0]
+    for record, value in zip(found, values, strict=True):
+        change(record, "summary.json", lambda summary, value=value: summary.update(test_loss=value))
+    of = {one.parent.name + "/" + one.name: value for one, value in zip(found, values, strict=True)}
+    shown = rows(results(tmp_path, "list", "status=finished", f"sort={sign}summary.test_loss"))
+    want = [3.0, 2.0, 1.0] if sign else [1.0, 2.0, 3.0]
+    assert [of[f"{row['hash']}/{row['seed']}"] for row in shown] == [*want, "nan"]
 
 
 def test_further_columns_are_shown(sweep):

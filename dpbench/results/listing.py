@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -65,7 +66,7 @@ def _alone(index: Index, arguments: Arguments) -> str:
 
 
 def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:
-    """Places sorted by a setting; records without it come last.
+    """Places sorted by a setting; records without it, or with what is no number (NaN), come last.
 
     Args:
         index: of the records.
@@ -76,11 +77,15 @@ def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:
     values = values_of(index, key)
     # The youngest began last; records write times in one zone, so that they sort as texts.
     backwards = by.startswith("-") != (key == "age")
-    present = [place for place in places if values[place] is not ABSENT and values[place] is not None]
-    absent = [place for place in places if values[place] is ABSENT or values[place] is None]
+    present = [place for place in places if not _is_nothing(values[place])]
+    absent = [place for place in places if _is_nothing(values[place])]
     texts = all(isinstance(values[place], str) for place in present)
     rank = values.__getitem__ if texts else lambda place: _rank(values[place])
     return sorted(present, key=rank, reverse=backwards) + absent
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is ABSENT or value is None or (is_number(value) and math.isnan(float(value)))
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
