@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from cli import raise_after, read, run, status
+from cli import raise_after, read, read_metrics, run, status
 from helpers import composed
 from resuming import (
     STEPS,
@@ -235,6 +235,22 @@ def test_eps_is_asked_for_in_the_same_portions(tmp_path, monkeypatch):
     original = Ledger.load_state_dict
     monkeypatch.setattr(Ledger, "load_state_dict", lambda self, state, asked=(): original(self, state))
     assert not goes_on(config, tmp_path / "at once", want)
+
+
+@pytest.mark.parametrize("left", ["checkpoint", "note"])
+def test_a_run_that_takes_published_steps_again_has_spent_what_they_spent(tmp_path, left):
+    config = tiny()
+    spent = read_metrics(stopped(config, tmp_path, 7, every=4))[1]
+    assert spent["step"] == 6
+    if left == "note":
+        shutil.rmtree(tmp_path / "runs" / config_hash(config) / "0")
+    folder = stopped(config, tmp_path, 5 if left == "checkpoint" else 4, every=4)
+    ledger, summary = read(folder, "ledger.json"), read(folder, "summary.json")
+    assert (ledger["eps"], summary["eps"]) == (pytest.approx(spent["eps"]), ledger["eps"])
+    assert sum(entry["count"] * len(entry["noise_multipliers"]) for entry in ledger["releases"]) == 6
+    assert summary["steps"] == 6
+    carried_out(config, tmp_path)
+    assert outcome(folder) == whole(config, tmp_path)
 
 
 CALIBRATED = ("privacy.noise_multiplier=null", "eps=3", "privacy.accountant=rdp")

@@ -74,6 +74,20 @@ class Ledger:
         """The releases made so far."""
         return self.plan.prefix(len(self))
 
+    def reaching(self, made: float) -> Ledger:
+        """This ledger, or where it has fewer releases one that has so many of the plan's; all where that has fewer."""
+        if made <= len(self):
+            return self
+        further = Ledger(
+            self.plan,
+            eps=self.eps,
+            delta=self.delta,
+            accountant=self.accountant,
+            published_eps=self.published_eps,
+        )
+        further._runs = list(self.plan.prefix(int(min(made, len(self.plan)))).runs)
+        return further
+
     def complete(self) -> bool:
         """Whether the releases made are exactly those planned."""
         return tuple(self._runs) == self.plan.runs

@@ -272,7 +272,7 @@ class Execution:
                 if status == Status.DIVERGED:  # of which everyone is told
                     self.keeper.publish(len(ledger), training)
                 summary = self._summary(training, spends)
-                self.record.write("ledger.json", {**ledger.state_dict(), "eps": ledger.epsilon()})
+                self._write_ledger(ledger)
                 self.record.write("summary.json", summary)
                 if isinstance(parts.step.recorder, GradientRecorder):
                     self.record.write_bytes("gradients.npz", parts.step.recorder.archive())
@@ -355,7 +355,7 @@ class Execution:
             training.metrics.append(metrics)
             self.keeper.publish(metrics.step, training)
             self.record.append_metrics(metrics.as_dict())
-            self.record.write("ledger.json", {**ledger.state_dict(), "eps": metrics.eps})
+            self._write_ledger(ledger)
             tracker.log(metrics.as_dict(), metrics.step)
             display.evaluation(metrics)
 
@@ -371,9 +371,13 @@ class Execution:
                 progress=progress,
             )
 
+    def _write_ledger(self, ledger: Ledger) -> None:
+        made = self.keeper.made(ledger)
+        self.record.write("ledger.json", {**made.state_dict(), "eps": made.epsilon()})
+
     def _summary(self, training: Training, spends: Budget) -> dict[str, Any]:
         """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
-        config, ledger = self.config, training.ledger
+        config, ledger = self.config, self.keeper.made(training.ledger)
         last = training.metrics[-1] if training.metrics else None
         best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
         return {

@@ -64,7 +64,19 @@ class Keeper:
         self._secure = config.privacy.secure_noise
         self._warned = False
         self._seen = Published()
+        self._released: Ledger | None = None
         self._at_once: int | None = None
+
+    def made(self, ledger: Ledger) -> Ledger:
+        """All releases of a run so far, its ledger having those of this attempt: what was seen stays released.
+
+        Steps that are taken again count once, for they make the releases that they made before.
+        """
+        if self._seen.step <= len(ledger):
+            return ledger
+        if self._released is None:  # what it spends takes a while to find, and stays the same
+            self._released = ledger.reaching(self._seen.step)
+        return self._released
 
     def wanted(self, training: Training, step: int) -> bool:
         """Whether this step needs a checkpoint at any rate: one before each publication of what can't be repeated.
