@@ -130,7 +130,8 @@ def assert_exact(
             twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views, strategies=strategies
         )
         if not checked:
-            engine._way, engine._batches = Books(1), 4  # none of the next batches is compared
+            # None of the next batches is compared.
+            engine._way, engine._batches = Books(1, channels_last=engine.channels_last), 4
         typed = inputs.to(DEVICE, dtype) if inputs.is_floating_point() else inputs.to(DEVICE)
         complaints = []
         for count in points:

@@ -65,6 +65,45 @@ def test_small_cnn():
     assert_exact(SmallCNN().build(MNIST), images(4, MNIST), spread=0.05, tolerances=BOTH)
 
 
+class ViewsMaps(nn.Module):
+    """A network that takes its maps for vectors, which their layout in memory must allow."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Tanh())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x):
+        maps = self.maps(x)
+        return self.head(maps.view(len(maps), 16))
+
+
+def test_a_network_that_views_its_maps_keeps_books():
+    assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8), tolerances=BOTH)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="layouts for a CPU")
+@pytest.mark.parametrize(
+    ("between", "last"),
+    [([nn.Tanh(), nn.MaxPool2d(2)], True), ([nn.GroupNorm(2, 4), nn.MaxPool2d(2)], False), ([nn.AvgPool2d(2)], False)],
+    ids=["max", "group norm", "average"],
+)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_pools_read_maps_whose_channels_come_last(between, last, channels):
+    """On a CPU, where torch's kernels for maxima are vectorised in that layout alone."""
+    model = nn.Sequential(nn.Conv2d(channels, 4, 3), *between, nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(12, 3))
+    x, labels = torch.rand(4, channels, 8, 8), torch.arange(4) % 3
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, cross_entropy)
+    engine.record([Point(1.0, flat.vector)], x, labels)
+    read = []
+    for layer in model[2:-2]:
+        layer.register_forward_pre_hook(lambda _, inputs: read.append(not inputs[0].is_contiguous()))
+    engine.record([Point(1.0, flat.vector)], x, labels)
+    assert read
+    assert all(each == last for each in read)
+
+
 @pytest.mark.parametrize("standardised", [False, True])
 def test_wide_resnet(standardised):
     model = WideResNet(depth=10, width=1, weight_standardised=standardised).build(CIFAR)

@@ -16,10 +16,12 @@ from gradient_checks import (
     standardised,
 )
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers.pytorch_utils import Conv1D
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.choice import Chooser
+from dpbench.gradients.summands import summand_of
 from dpbench.gradients.uses import Outer, Strategy, Term
 from dpbench.gradients.way import Books
 from dpbench.gradients.weights import Weights
@@ -346,6 +348,27 @@ def test_timing_leaves_what_it_times_as_it_was(points, monkeypatch, tmp_path):
     factors = torch.rand(1, 5).double()
     torch.testing.assert_close(first.norms(), second.norms(), rtol=1e-12, atol=0)
     torch.testing.assert_close(first.weighted_sum(factors), second.weighted_sum(factors), rtol=1e-10, atol=1e-12)
+
+
+def test_strategies_are_timed_apart_from_what_watches_a_comparison(monkeypatch, tmp_path):
+    """It sees each call, which takes longer than many kernels: the strategy with the fewest calls would win."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    for name in ("WORTH_TIMING", "FEW"):
+        monkeypatch.setattr(f"dpbench.gradients.choice.{name}", 0)
+    watched = []
+
+    def made(*arguments):
+        watched.append(_get_current_dispatch_mode() is not None)
+        return summand_of(*arguments)
+
+    monkeypatch.setattr("dpbench.gradients.choice.summand_of", made)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(), nn.Flatten(), nn.Linear(27, 3))
+    flat = FlatParameters(model)
+    PerSampleGradients(model, flat, per_sample_loss).record(
+        [Point(1.0, flat.vector)], torch.rand(4, 2, 5, 5), torch.zeros(4, dtype=torch.long)
+    )
+    assert watched
+    assert not any(watched)
 
 
 @pytest.mark.parametrize(("samples", "fastest"), [(20, "few"), (32, "few"), (200, "many"), (300, "many")])

@@ -64,7 +64,8 @@ class Chooser:
             points: how many there will be.
         """
         output = term.output is not None
-        key = _key(use, term.a.shape[1:], term.b.shape[1:], term.b.dtype, output, points)
+        contiguous = term.b.is_contiguous()
+        key = _key(use, term.a.shape[1:], term.b.shape[1:], term.b.dtype, output, contiguous, points)
         if key in self.choices:
             return self.choices[key]
         candidates = self._candidates(use, term, points)
@@ -155,12 +156,16 @@ def _seconds_on_gpu(device: torch.device, work: Callable[[], None]) -> float:
 
 
 @functools.cache
-def _key(use: Use, a: torch.Size, b: torch.Size, dtype: torch.dtype, output: bool, points: int) -> str:
+def _key(
+    use: Use, a: torch.Size, b: torch.Size, dtype: torch.dtype, output: bool, contiguous: bool, points: int
+) -> str:
     """Everything that the time per sample depends on, as text; shapes are those of a sample."""
     settings = [type(use).__name__, *map(repr, astuple(use))]
     shapes = [repr(tuple(a)), repr(tuple(b)), str(dtype).removeprefix("torch.")]
     if output:
         shapes.append("output")
+    if not contiguous:  # channels come last
+        shapes.append("strided")
     return " ".join([*settings, *shapes, f"points={points}"]).replace("'", "")
 
 

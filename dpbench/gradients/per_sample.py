@@ -17,7 +17,7 @@ from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import by_vmap, one_by_one
 from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
 from dpbench.gradients.loss import Loss, sample_losses
-from dpbench.gradients.pooling import max_pooling
+from dpbench.gradients.pooling import max_pooling, wants_channels_last
 from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
 from dpbench.gradients.replay import Replays, padded, replayable, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
@@ -31,8 +31,6 @@ from dpbench.gradients.weights import Weights
 from dpbench.query import Point
 from dpbench.randomness import Generators
 from dpbench.stage import State
-
-AS_THEY_ARE = Weights()
 
 
 class PerSampleGradients:
@@ -49,6 +47,7 @@ class PerSampleGradients:
         loss: per-sample losses of outputs and targets.
         views: K.
         in_half: autocast runs the model.
+        channels_last: books are kept fastest where convolutions give their channels last.
         most: samples that are computed at once at most, since memory ran out; None where it never did.
     """
 
@@ -88,6 +87,7 @@ class PerSampleGradients:
         self._direct: list[tuple[nn.Module, str, Tensor]] = []
         self._groups: dict[Tensor, int] = {}
         self._find_layers(per_layer)
+        self.channels_last = wants_channels_last([layer for layer, _ in self._layers], flat.vector.device)
         self._way: Way | None = None
         self._samples_compared = 0
         self._batches = 0
@@ -259,6 +259,10 @@ class PerSampleGradients:
         due = self._batches + 1
         if due == 1:
             problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
+            if problem not in (None, UNDECIDED) and isinstance(self._way, Books) and self._way.channels_last:
+                # The model may depend on the layout, as one does that views maps as vectors.
+                self._way = self._way._replace(channels_last=False)
+                problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
             if problem == UNDECIDED:
                 return self.one_by_one()
             if problem is not None:
@@ -344,7 +348,7 @@ class PerSampleGradients:
         inputs: Tensor,
         targets: Tensor,
         summands: dict[Parameters, Summand],
-        weights: Weights = AS_THEY_ARE,
+        weights: Weights | None = None,
     ) -> Tensor:
         """Losses at these weights; what their gradients are made of goes to the summands.
 
@@ -355,9 +359,9 @@ class PerSampleGradients:
             inputs: as for `record`.
             targets: as for `record`.
             summands: of all points so far.
-            weights: what the layers compute with.
+            weights: what the layers compute with; the parameters as they are by default.
         """
-        rows = len(targets) * self.views
+        rows, weights = len(targets) * self.views, weights or Weights(channels_last=way.channels_last)
         recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands, weights)
         with self.flat.frozen(), torch.enable_grad():
             with self._watched(recording, way), without_fast_paths(), self.autocast():

@@ -1,8 +1,8 @@
-"""Max pooling in the layout in which torch's CPU kernel is vectorised."""
+"""Max pooling in the layout in which torch's CPU kernel is vectorised: with the channels last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,6 +13,19 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dpbench.gradients.recording import Recording
+
+
+def wants_channels_last(layers: Collection[nn.Module], device: torch.device) -> bool:
+    """Whether a pass is faster if convolutions give their channels last.
+
+    On a CPU pooling is, and convolutions are no slower; group norms are (layers.py).
+
+    Args:
+        layers: those that a recording watches.
+        device: of the pass.
+    """
+    kinds = {type(layer) for layer in layers}
+    return device.type == "cpu" and nn.MaxPool2d in kinds and nn.GroupNorm not in kinds
 
 
 def max_pooling(recording: Recording, layer: nn.MaxPool2d, input: Tensor) -> Tensor:

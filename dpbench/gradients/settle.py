@@ -70,7 +70,8 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
         try:
             found = _agreeing(engine, copy.to(dtype), inputs, targets)
             if found is not None and isinstance(found.way, Books):
-                return found._replace(way=found.way._replace(draws=draws))
+                way = found.way._replace(draws=draws, channels_last=engine.channels_last)
+                return found._replace(way=way)
             return found
         except UserError:
             raise

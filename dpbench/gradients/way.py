@@ -13,10 +13,12 @@ class Books(NamedTuple):
     Attributes:
         leading: dimensions between the row and those of a parameter that no known layer owns.
         draws: the model draws at random.
+        channels_last: convolutions of images give their channels last.
     """
 
     leading: int
     draws: bool = False
+    channels_last: bool = False
 
 
 class Rows(NamedTuple):

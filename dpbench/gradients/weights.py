@@ -19,6 +19,14 @@ class Weights:
 
     seeds = 1
 
+    def __init__(self, *, channels_last: bool = False) -> None:
+        """Values of the model's parameters.
+
+        Args:
+            channels_last: let convolutions of images give their channels last, which what follows then keeps.
+        """
+        self._channels_last = channels_last
+
     def of(self, parameter: Tensor) -> Tensor:
         """The value of a parameter, of its shape; (S, *parameter) where there are several."""
         return parameter
@@ -33,6 +41,9 @@ class Weights:
 
     def convolution(self, layer: nn.Conv1d | nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The convolution of a layer with filters as `of` gives them, and a bias that is a parameter."""
+        if self._channels_last and isinstance(layer, nn.Conv2d):
+            # torch goes by the strides, which `contiguous` leaves as they are where there is one channel.
+            weight = torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
         output: Tensor = layer._conv_forward(x, weight, bias)
         return output
 
