@@ -7,6 +7,7 @@ import math
 import os
 import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,38 @@ def as_json(content: Any) -> str:
     return PLAIN_LIST.sub(lambda found: "[" + BREAK.sub(" ", found["items"]) + "]", text) + "\n"
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file as a whole: a reader sees the old content or the new one, never a part."""
+def write_atomically(path: Path, content: str | bytes, *, durably: bool = False) -> None:
+    """Replace a file as a whole: a reader sees the old content or the new one, never a part.
+
+    Args:
+        path: of the file.
+        content: the new one.
+        durably: return when the disk has it, so that it is there even after a power cut.
+    """
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content.encode() if isinstance(content, str) else content)
+            if durably:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.chmod(part, 0o644)
         os.replace(part, path)
+        if durably:
+            _sync_folder(path.parent)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the disk have the names that a folder holds, where its file system can be told so."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def require_writable(folder: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,7 @@ from dpbench.errors import UserError
 from dpbench.files import as_json, write_atomically
 from dpbench.step import PrivateStep
 from dpbench.tracking import provenance
+from dpbench.tracking.published import Published
 from dpbench.tracking.record import RunRecord
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
@@ -359,6 +361,26 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, e
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_seen_of_a_run_is_on_the_disk_before_it_is_shown(tmp_path, monkeypatch):
+    """The content before the name that readers find it by, and the folder that holds the name after it."""
+    done = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(opened):
+        done.append("folder" if stat.S_ISDIR(os.fstat(opened).st_mode) else "content")
+        sync(opened)
+
+    def replaced(part, path):
+        done.append("name")
+        replace(part, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    Published(step=12).write(tmp_path / "0")
+    assert done == ["content", "name", "folder"]
+    assert Published.read(tmp_path / "0").step == 12
 
 
 def test_a_file_whose_text_cannot_be_written_to_its_end_is_not_there(tmp_path):

@@ -54,7 +54,7 @@ class Published:
         Raises:
             OSError: it can't be written.
         """
-        write_atomically(_note(record), json.dumps(asdict(self)) + "\n")
+        write_atomically(_note(record), json.dumps(asdict(self)) + "\n", durably=True)
 
 
 def device_kind(device: str) -> str:
