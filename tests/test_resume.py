@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -561,6 +561,28 @@ def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_pat
 @pytest.mark.parametrize("text", ["", "3", "[]", "null", '"6"', '{"step": 6}', '{"step": "six", "device": "cpu"}'])
 def test_a_note_that_can_not_be_read_speaks_of_all_steps(tmp_path, text):
     (tmp_path / "0.published").write_text(text)
+    assert Published.read(tmp_path / "0") == Published(step=math.inf)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "six"},
+        {"device": 3},
+        {"noise": 1.5},
+        {"noise_multiplier": "much"},
+        {"micro_batch": [3]},
+        {"processes": True},
+        {"strategies": 3},
+        {"strategies": {"a layer": ["hold", "grouped"]}},
+    ],
+    ids=json.dumps,
+)
+def test_a_note_of_other_values_speaks_of_all_steps(tmp_path, wrong):
+    seen = Published(6, "cpu", 3, 1.5, 8, 1, 4, {"a layer": ["hold", "grouped", 32]})
+    seen.write(tmp_path / "0")
+    assert Published.read(tmp_path / "0") == seen
+    (tmp_path / "0.published").write_text(json.dumps(asdict(seen) | wrong))
     assert Published.read(tmp_path / "0") == Published(step=math.inf)
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from dpbench.files import write_atomically
+from dpbench.tracking.shapes import NOTE
 
 SUFFIX = "published"
 
@@ -42,11 +43,13 @@ class Published:
         """The note beside a record."""
         try:
             content = json.loads(_note(record).read_text())
-            return cls(float(content["step"]), *(content[field.name] for field in fields(cls)[1:]))
         except FileNotFoundError:
             return cls()
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, RecursionError):
+            content = None
+        if NOTE(content) is not None:
             return cls(step=math.inf)
+        return cls(float(content["step"]), *(content[field.name] for field in fields(cls)[1:]))
 
     def write(self, record: Path) -> None:
         """Leave the note beside a record; it is on disk when this returns.

@@ -157,6 +157,21 @@ SETTINGS = entries(
         "seed": WHOLE,
     }
 )
+# Kind, method and chunk, as gradients/choice.py has them.
+_STRATEGY = of(
+    lambda value: isinstance(value, list) and [type(part) for part in value] == [str, str, int], "a strategy"
+)
+_NOTE = {
+    "step": NUMBER,
+    "device": maybe(WORD),
+    "noise": maybe(WHOLE),
+    "noise_multiplier": maybe(NUMBER),
+    "micro_batch": maybe(WHOLE),
+    "processes": maybe(WHOLE),
+    "at_once": maybe(WHOLE),
+    "strategies": maybe(entries({}, others=_STRATEGY)),
+}
+NOTE = entries(_NOTE, required=tuple(_NOTE))
 _FINDING = {
     **dict.fromkeys(("attack", "attacked"), WORD),
     **dict.fromkeys(("claimed_eps", "eps_at_least"), NUMBER),
