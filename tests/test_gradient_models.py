@@ -82,11 +82,20 @@ def test_a_network_that_views_its_maps_keeps_books():
     assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8), tolerances=BOTH)
 
 
+class OwnGroupNorm(nn.GroupNorm):
+    """As libraries have theirs."""
+
+
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="layouts for a CPU")
 @pytest.mark.parametrize(
     ("between", "last"),
-    [([nn.Tanh(), nn.MaxPool2d(2)], True), ([nn.GroupNorm(2, 4), nn.MaxPool2d(2)], False), ([nn.AvgPool2d(2)], False)],
-    ids=["max", "group norm", "average"],
+    [
+        ([nn.Tanh(), nn.MaxPool2d(2)], True),
+        ([nn.GroupNorm(2, 4), nn.MaxPool2d(2)], False),
+        ([OwnGroupNorm(2, 4), nn.MaxPool2d(2)], False),
+        ([nn.AvgPool2d(2)], False),
+    ],
+    ids=["max", "group norm", "group norm of another class", "average"],
 )
 @pytest.mark.parametrize("channels", [1, 2])
 def test_pools_read_maps_whose_channels_come_last(between, last, channels):

@@ -24,8 +24,8 @@ def wants_channels_last(layers: Collection[nn.Module], device: torch.device) -> 
         layers: those that a recording watches.
         device: of the pass.
     """
-    kinds = {type(layer) for layer in layers}
-    return device.type == "cpu" and nn.MaxPool2d in kinds and nn.GroupNorm not in kinds
+    pools, norms = (any(isinstance(layer, kind) for layer in layers) for kind in (nn.MaxPool2d, nn.GroupNorm))
+    return device.type == "cpu" and pools and not norms
 
 
 def max_pooling(recording: Recording, layer: nn.MaxPool2d, input: Tensor) -> Tensor:
