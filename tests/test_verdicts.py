@@ -643,6 +643,19 @@ def test_a_candidate_that_diverged_has_lost(world):
     assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
 
 
+def test_a_candidate_that_diverged_is_no_failure_while_the_winner_waits_for_seeds(world):
+    world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 10, "diverged")
+    world.run("dataset=digits algo=disk eps=1 optim.lr=2", 0, 60)
+    finding = judge(world.artefact(change=search), world.evidence)[0]
+    assert (finding.outcome, finding.detail.partition(" at ")[0]) == (Outcome.TOO_FEW_SEEDS, "1 of 3 runs")
+
+
+def test_a_search_whose_candidates_all_diverged_fails(world):
+    for step in (1, 2):
+        world.run(f"dataset=digits algo=disk eps=1 optim.lr={step}", 0, 10, "diverged")
+    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.FAILED
+
+
 def test_a_winner_that_loses_a_seed_fails(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=1", 50, 50, 50)
     world.run("dataset=digits algo=disk eps=1 optim.lr=2", 0, 60)

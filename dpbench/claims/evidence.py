@@ -49,7 +49,7 @@ class Measured:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
-            records lack the number, or are "damaged", of runs that finished.
+            records lack the number, or are "damaged", of runs that finished; of a search those of all candidates.
         missing: whether a search has a configuration whose first seed has not ended yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
@@ -88,6 +88,12 @@ class Measured:
     def first(self) -> float | None:
         """The value of seed 0; None where that has none, or not yet."""
         return self.values[0] if 0 in self.seeds else None
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """Those of `broken` that the number lacks: of a search the winner's, for candidates that lost did no harm."""
+        won = {run.folder.parent for run in self.runs}
+        return {folder: how for folder, how in self.broken.items() if not won or Path(folder).parent in won}
 
     @property
     def lost(self) -> Mapping[int, str]:

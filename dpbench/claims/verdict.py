@@ -328,7 +328,7 @@ def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding 
     short = [(cell, one) for cell, one in distinct.values() if not one.enough]
     if not short:
         return None
-    broken = {folder: how for _, one in short for folder, how in one.broken.items()}
+    broken = {folder: how for _, one in short for folder, how in one.failures.items()}
     unstarted = [cell for cell, one in short if not one.values or one.missing]
     if broken:
         # Folders as seen from the results, which are read elsewhere than they were made.
