@@ -330,6 +330,20 @@ def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):
     assert "somebody" not in text, "names of folders do not belong on a page that is published"
 
 
+def test_the_page_counts_the_runs_behind_its_numbers_and_no_others(world):
+    """Neither what diverged in a number's place nor a candidate of a search that lost stands behind a number."""
+    searched = world.artefact(FILE.replace("new: algo=disk", "new: algo=disk optim.lr=1,2"))
+    record(world.results, f"{NEW} optim.lr=1", 0, 10, status="diverged")
+    record(world.results, f"{NEW} optim.lr=2", 0, 60)
+    record(world.results, f"{NEW} optim.lr=2", 1, 10, status="diverged")
+    text = check(world.page(searched)).text
+    assert "So far 1 runs of 1 configurations stand behind the cells below" in text
+    # Of a search the winner is shown, with all of its runs.
+    shown = [candidate for candidate in (1, 2) if f"optim.lr={candidate} seed=0" in text]
+    assert shown == [2]
+    assert "diverged" in text
+
+
 def test_eps_that_is_not_proven_is_said_to_be_none(world):
     record(world.results, NEW, 0, 60, private=False)
     text = check(world.page()).text

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from dpbench.claims import (
     Artefact,
@@ -63,8 +64,8 @@ class Entry(JudgedCell):
 
     @property
     def broken(self) -> Mapping[str, str]:
-        """How runs ended that count for nothing, by their folders."""
-        return {folder: how for part in self.parts for folder, how in part.broken.items()}
+        """How runs ended that stand in the way of our number, by their folders."""
+        return {folder: how for part in self.parts for folder, how in part.failures.items()}
 
     @property
     def computed(self) -> bool:
@@ -211,6 +212,11 @@ def _in_order(artefact: Artefact, columns: set[Labels]) -> tuple[Labels, ...]:
         return [of_axis[label] for of_axis, label in zip(places, column, strict=True)]
 
     return tuple(sorted(columns, key=place))
+
+
+def runs_behind(grids: Iterable[Grid]) -> set[Path]:
+    """The folders of all runs behind any number of ours."""
+    return {run.folder for grid in grids for entry in grid.entries.values() for run in entry.runs}
 
 
 def scorecard(grids: Iterable[Grid]) -> Scorecard:

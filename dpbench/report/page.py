@@ -13,7 +13,7 @@ from markupsafe import Markup
 from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
-from dpbench.report.grid import Grid, scorecard
+from dpbench.report.grid import Grid, runs_behind, scorecard
 from dpbench.report.layout import place_of
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
@@ -37,6 +37,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     template = _environment().get_template("page.html.jinja")
     runs = read_runs(grids, results_dir)
     shown = _details(runs, template.environment)
+    behind = runs_behind(grids)
     views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
     papers = [PaperView(key, tuple(view for view in views if view.grid.artefact.paper == key)) for key in SECTIONS]
     return template.render(
@@ -44,6 +45,8 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         overall=scorecard(grids),
         repeated=repeated(grids),
         looks=LOOKS,
+        behind=behind,
+        configurations={folder.parent for folder in behind},
         runs=runs,
         shown=shown,
         left_out=len(runs.configurations) - len(shown),

@@ -13,7 +13,7 @@ from typing import Any
 from dpbench.claims import SECTIONS, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.markdown import table
-from dpbench.report.grid import Grid, scorecard
+from dpbench.report.grid import Grid, runs_behind, scorecard
 from dpbench.report.layout import title_of
 from dpbench.tracking.reading import Recorded
 from dpbench.wording import number_of
@@ -97,8 +97,7 @@ def repeated(grids: Iterable[Grid]) -> str | None:
 
 def origins_of(grids: Iterable[Grid]) -> list[Mapping[str, Any]]:
     """Where every run behind any number comes from, as its record says, each run once."""
-    folders = {run.folder for grid in grids for entry in grid.entries.values() for run in entry.runs}
-    return [Recorded(folder).provenance for folder in folders]
+    return [Recorded(folder).provenance for folder in runs_behind(grids)]
 
 
 def newest_record(origins: Iterable[Mapping[str, Any]]) -> str | None:
