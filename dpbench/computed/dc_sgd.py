@@ -160,7 +160,8 @@ def noise_multipliers(artefact: Artefact) -> Computed:
         values_of(artefact, multiplier),
         remarks=(
             "Orders up to 63 are the default of the library that the authors used; at the small delta of random "
-            "stopping the best one lies above, and the paper's noise at eps 2 is up to 86 % more than was needed.",
+            "stopping the best one lies above, and by these orders noise at eps 2 is up to 86 % more than is needed. "
+            "The paper does not say which orders it took.",
         ),
     )
 
