@@ -569,6 +569,14 @@ def test_accounting_differs_by_the_runs_that_decide_alone(world):
     assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.ACCOUNTING_DIFFERS
 
 
+def test_accounting_tells_the_largest_eps_that_was_spent(world):
+    """Methods of an order may overspend the same budget by different amounts."""
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=2.5)
+    world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61, eps=1.5)
+    finding = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[-1]
+    assert finding.detail.startswith("eps=1 spends 2.5;")
+
+
 def test_an_order_compares_with_a_quoted_number_as_it_is_printed(world):
     """The cell itself has no runs, and its value is nobody's claim here."""
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)

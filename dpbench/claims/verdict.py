@@ -348,7 +348,11 @@ def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding 
 
 def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
     """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
-    over = {cell.overrides["eps"]: one.overspent for cell, one in parts if one.overspent is not None}
+    over: dict[str, float] = {}
+    for cell, one in parts:
+        if one.overspent is not None:
+            asked = cell.overrides["eps"]
+            over[asked] = max(one.overspent, over.get(asked, 0.0))
     if not over:
         return finding
     told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
