@@ -115,7 +115,6 @@ CONTRADICTED = {
     "disk/table_7": ["data MNLI", "data QNLI", "data E2E", "data DART"],
     "adp/text_1": [f"eps {eps}, account quoted" for eps in ("0.8", "1.2", "1.6", "3.2", "6.4")],
     "adp/text_2": ["So it does with step size (i)"],
-    "dc_sgd/figure_3": ["The estimated curves lie below the truth"],
 }
 AGREEMENT = (Outcome.REPRODUCED, Outcome.AS_DERIVED, Outcome.ORDER_HOLDS, Outcome.NOT_JUDGED)
 
@@ -402,6 +401,18 @@ def test_expected_errors_by_numerical_integration(computed):
     middles = 6.0 * np.arange(20) + 3
     expected = weight * c**2 + (shares * np.maximum(middles - c[:, None], 0) ** 2).sum(axis=1)
     np.testing.assert_allclose(estimate, expected, rtol=0.08)
+
+
+@pytest.mark.parametrize("noise", [0, 5, 10])
+@pytest.mark.parametrize("bins", [5, 20, 50, 100])
+def test_estimated_errors_under_noise_are_about_those_without(bins, noise, computed):
+    """N/S' is below x where N - x S' is negative, which is normal around 0 at the x that it has without noise."""
+    width = 120 / bins
+    shares = np.diff(norm.cdf(np.append(np.arange(bins) * width, np.inf), 100, 20))
+    for c in (20, 40, 60, 80):
+        beyond = (shares * np.maximum((np.arange(bins) + 0.5) * width - c, 0) ** 2).sum()
+        found = computed("dc_sgd/figure_3").values[f"b {bins}, curve {noise}, number E {c}"]
+        assert found == pytest.approx(100_000 / 256**2 * c**2 + beyond, rel=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order is the")

@@ -105,8 +105,7 @@ def expected_errors_of_noisy_histograms(artefact: Artefact) -> Computed:
         bins, line, name = int(cell.at["b"]), cell.at["curve"], cell.at["number"].split()
         found = truth[None] if line == "truth" else estimates[bins, float(line)]
         if name[0] == "E":
-            at = int(np.abs(THRESHOLDS - float(name[1])).argmin())
-            return float(found[:, at].mean())
+            return float(np.median(found[:, _place(float(name[1]))]))
         best = THRESHOLDS[found.argmin(axis=1)]
         return float(best.mean() if name[0] == "best" else best.std(ddof=1))
 
@@ -115,11 +114,20 @@ def expected_errors_of_noisy_histograms(artefact: Artefact) -> Computed:
         lines = [curve("true", THRESHOLDS[::5], truth[::5])]
         lines += [curve(f"σ_H = {noise:g}", THRESHOLDS[::5], estimates[bins, noise][0, ::5]) for noise in NOISES]
         panels.append(Panel(f"b = {bins}", Axis("clipping threshold C"), Axis("E(C)"), tuple(lines)))
+    at = _place(20)
+    above = max(float((found[:, at] > truth[at]).mean()) for found in estimates.values())
     remarks = (
         f"The paper gives neither its b nor its σ_H. The truth is that of the distribution; numbers are over {DRAWS} "
         "draws, each curve shows one.",
+        "Of the errors these are medians: an estimate is divided by the noisy number of samples, which may come near "
+        f"0, so that it has no mean. Up to {above:.0%} of single estimates lie above the truth at C = 20.",
     )
     return Computed(values_of(artefact, number), tuple(panels), remarks)
+
+
+def _place(threshold: float) -> int:
+    """Where a threshold stands among `THRESHOLDS`."""
+    return int(np.abs(THRESHOLDS - threshold).argmin())
 
 
 def _true_error(thresholds: Array) -> Array:
