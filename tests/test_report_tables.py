@@ -178,6 +178,12 @@ def test_a_claim_that_the_papers_own_numbers_contradict_is_marked(world):
     assert "better *(The numbers that the paper prints do not bear it out.)*" in page
 
 
+def test_of_numbers_that_are_worked_out_none_is_said_to_be_printed(world):
+    change = {"change": lambda text: text.replace("needs:", "derived: made_up.md 3\nneeds:")}
+    page = as_markdown(grid_of(world, ABOVE % ", printed: false", **change))
+    assert "better *(The numbers worked out from what the paper prints do not bear it out.)*" in page
+
+
 def test_an_axis_with_one_label_is_told_once(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "doppler" / "figure_10.yaml")
     page = as_markdown(build_grid(artefact, Evidence(tmp_path, digest)))

@@ -151,6 +151,12 @@ class Grid:
         return self.judgement.claims
 
     @property
+    def source_of_numbers(self) -> str:
+        """What the numbers are that bear claims out or don't: printed by the paper, or worked out from it."""
+        printed = any(cell.printed is not None and cell.derived is None for cell in self.artefact.cells)
+        return "The numbers that the paper prints" if printed else "The numbers worked out from what the paper prints"
+
+    @property
     def whole(self) -> Finding | None:
         """The one finding about an artefact that is not reproducible."""
         return self.judgement.whole

@@ -137,7 +137,7 @@ def _claims(grid: Grid) -> Iterator[str]:
     rows = []
     for claim, finding in grid.claims:
         contradicted = not isinstance(claim, Words) and not claim.printed
-        says = f"{claim.says} *(The numbers that the paper prints do not bear it out.)*" if contradicted else claim.says
+        says = f"{claim.says} *({grid.source_of_numbers} do not bear it out.)*" if contradicted else claim.says
         says += " *(Not the paper's own claim.)*" if finding.own else ""
         rows.append((says, finding.outcome, finding.detail))
     yield from table(("claim", "verdict", "note"), rows)
