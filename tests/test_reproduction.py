@@ -463,6 +463,21 @@ def test_a_search_is_ranked_by_the_first_seed_and_waits_for_it(search):
     assert search.asked() == [(0, (1,))]
 
 
+def test_a_search_fails_by_what_its_winner_lost(search):
+    search.run(0, 0, status="diverged")
+    search.run(1, 0, 0.7)
+    search.run(1, 1, status="failed")
+    search.run(2, 0, 0.4)
+    assert (search.standing().state, search.standing().reason) == (State.FAILED, "failed")
+
+
+def test_a_search_without_a_winner_fails_by_all_that_was_lost(search):
+    for candidate, status in enumerate(("diverged", "failed", "diverged")):
+        search.run(candidate, 0, status=status)
+        search.run(candidate, 1, status="diverged")
+    assert (search.standing().state, search.standing().reason) == (State.FAILED, "diverged, failed")
+
+
 def test_what_is_lacking_matters_only_while_something_is_missing(one):
     assert one.standing(lacking="weights x").state == State.BLOCKED
     for seed in range(3):

@@ -82,7 +82,8 @@ def standing_of(
         missing = [seed for seed in range(cell.seeds) if seed not in lost[candidate].union(winner.seeds)]
         batches, later = ([Batch(candidate, tuple(missing))] if missing else []), 0
         if not batches:
-            broken = {how for runs in found.values() for how in runs.broken.values()}
+            in_the_way = (winner,) if winner.values else found.values()  # else all candidates lost their first seed
+            broken = {how for runs in in_the_way for how in runs.broken.values()}
             return Standing(State.DONE) if winner.enough else Standing(State.FAILED, reason=", ".join(sorted(broken)))
     if lacking is not None:
         return Standing(State.BLOCKED, tuple(batches), later, lacking)
