@@ -51,6 +51,10 @@ class PrivateStep:
     Attributes:
         moved: the parameters that filter and optimizer move: all of them, unless processes share that work.
         recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
+
+    Raises:
+        ValueError: both sources would give the same numbers, or the ledger's plan is for noise of another correlation
+            between steps, whose eps says nothing of this one's.
     """
 
     def __init__(
@@ -72,6 +76,11 @@ class PrivateStep:
     ) -> None:
         if isinstance(noise_source, SeededGaussian) and noise_source.repeats(side_source):
             raise ValueError("noise_source and side_source would give the same numbers; seed them differently")
+        if noise.correlation != ledger.plan.correlation:
+            raise ValueError(
+                f"the ledger's plan is for noise of correlation {ledger.plan.correlation}, not of {noise.correlation} "
+                "as this noise has; make the plan with correlation=noise.correlation"
+            )
         self.gradients = gradients
         self.query, self.clip, self.threshold, self.noise, self.filter = query, clip, threshold, noise, filter
         self.optimizer = optimizer

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from cli import ROOT
-from dp_accounting import dp_event, pld
+from dp_accounting import dp_event, get_epsilon_gaussian, pld
 
 from dpbench.privacy import BudgetError
 
-(PROGRAM,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
+PROGRAM, CORRELATED = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
 
 
 def changed(old: str, new: str, program: str = PROGRAM) -> str:
@@ -85,3 +85,39 @@ def test_batches_without_samples_are_steps_of_noise():
     names = carried_out(changed("256, 20, 3.0", "1, 20, 3.0", SEEDED))
     assert len(names["ledger"]) == 20
     assert np.isfinite(names["flat"].vector.numpy()).all()
+
+
+def with_trees() -> str:
+    """The program with what the page says of correlated noise in the place of its plan, calibration and ledger."""
+    imports = "import math\nfrom dpbench.noise import TreeNoise\nfrom dpbench.stage import Course\n"
+    before, planned = SEEDED.split("scheme = SCHEMES")
+    after = planned[planned.index("\nflat = ") :]
+    return imports + before + CORRELATED + changed("noise=ConstantNoise()", "noise=noise", after)
+
+
+def test_correlated_noise_spends_what_its_matrix_does():
+    """A sample at place p of a pass moves C x by the sum of columns p, p + 8, ... of C, a row for each interval."""
+    names = carried_out(with_trees())
+    steps, epoch = 20, 8
+    assert (len(names["ledger"]), names["epoch"]) == (steps, epoch)
+    rows = np.zeros((steps, steps))
+    for end in range(1, steps + 1):
+        rows[end - 1, end - (end & -end) : end] = 1
+    sensitivity = max(np.linalg.norm(rows[:, place::epoch].sum(1)) for place in range(epoch))
+    spent = get_epsilon_gaussian(names["noise_multiplier"] / sensitivity, 1e-5)
+    assert names["ledger"].epsilon() == pytest.approx(spent, rel=1e-6)
+    assert 2.99 < spent <= 3
+
+
+@pytest.mark.parametrize("noise", ["TreeNoise()", "TreeNoise(restart=True)", "BandedNoise()"])
+def test_correlated_noise_under_a_plan_of_independent_noise_is_refused(noise):
+    """It would spend more than the ledger says: with all samples in all batches, ‖C 1‖ > sqrt(T) times as much mu."""
+    imported = changed("import ConstantNoise", "import BandedNoise, TreeNoise", SEEDED)
+    with pytest.raises(ValueError, match="make the plan with correlation"):
+        carried_out(changed("noise=ConstantNoise()", f"noise={noise}", imported))
+
+
+def test_a_plan_of_correlated_noise_is_not_for_independent_noise():
+    program = changed("noise=noise", "noise=ConstantNoise()", with_trees())
+    with pytest.raises(ValueError, match="make the plan with correlation"):
+        carried_out(program)
