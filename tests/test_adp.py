@@ -22,7 +22,7 @@ from dpbench.query import OnePoint
 from dpbench.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 from dpbench.stage import Course
 from dpbench.step import PrivateStep
-from dpbench.threshold import DecayingThreshold
+from dpbench.threshold import DecayingThreshold, FixedThreshold
 from dpbench.training.assemble import per_sample_loss
 from dpbench.training.budget import budget
 
@@ -195,6 +195,12 @@ def test_decays_run_from_one_to_their_end():
         assert threshold.value(step) == pytest.approx(2 * 0.25 ** (step / 100))
 
 
+def test_what_decays_over_a_run_asks_how_long_it_is():
+    for value in (DecayingNoise().scale, DecayingThreshold().value):
+        with pytest.raises(RuntimeError, match="prepare"):
+            value(1)
+
+
 def test_the_plan_has_the_scales_of_the_noise_and_its_ledger_accepts_the_run():
     config = composed("algo=adp", "epochs=3")
     planned = [r.noise_multiplier for r, n in config.release_plan().runs for _ in range(n)]
@@ -213,7 +219,7 @@ def test_the_noise_that_is_added_is_the_scheduled_one():
         PerSampleGradients(model, flat, per_sample_loss),
         query=OnePoint(),
         clip=ThresholdClip(),
-        threshold=DecayingThreshold(norm=1.0, decay=1.0),
+        threshold=FixedThreshold(1.0),
         noise=noise,
         filter=Identity(),
         optimizer=SGD(lr=1.0).build(flat.parameters),

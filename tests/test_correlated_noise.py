@@ -113,6 +113,12 @@ def test_the_deviation_of_each_step_is_that_of_what_is_added(noise):
     np.testing.assert_allclose([stage.deviation(t) for t in range(STEPS)], norms, rtol=1e-12)
 
 
+@pytest.mark.parametrize("noise", CASES, ids=repr)
+def test_noise_that_was_not_told_the_length_of_a_pass_is_not_drawn(noise):
+    with pytest.raises(RuntimeError, match="prepare"):
+        deepcopy(noise).draw(torch.empty(3), UnitVectors())
+
+
 def test_a_prefix_sum_of_the_tree_has_the_noise_of_its_binary_digits():
     sums = np.cumsum(weights(prepared(TreeNoise())), axis=0)
     covariance = sums @ sums.T

@@ -34,7 +34,7 @@ class CorrelatedNoise(Noise):
     restart: bool = False
 
     def __post_init__(self) -> None:
-        self._epoch = 0
+        self._course: Course | None = None
         self._drawn = 0  # steps so far
         self._kept: list[Tensor] = []
 
@@ -45,7 +45,7 @@ class CorrelatedNoise(Noise):
 
     @override
     def prepare(self, course: Course) -> None:
-        self._epoch = course.epoch
+        self._course = course
 
     @override
     def scale(self, step: int) -> float:
@@ -64,7 +64,9 @@ class CorrelatedNoise(Noise):
         return self._correlate(source.fill(out), step)
 
     def _since_restart(self, step: int) -> int:
-        return step % self._epoch if self.restart else step
+        if self._course is None:
+            raise RuntimeError("prepare() was not called")
+        return step % self._course.epoch if self.restart else step
 
     def _deviation(self, step: int) -> float:
         raise NotImplementedError
@@ -141,7 +143,7 @@ class BandedNoise(CorrelatedNoise):
         from scipy.signal import lfilter  # takes a second, which most commands have no use for
 
         super().prepare(course)
-        steps = self._epoch if self.restart else course.steps
+        steps = course.epoch if self.restart else course.steps
         impulse = np.zeros(steps)
         impulse[:1] = 1.0
         self._coefficients = self.correlation.within(steps).tolist()

@@ -72,12 +72,14 @@ class DecayingNoise(Noise):
 
     def __post_init__(self) -> None:
         require(1e-6 <= self.decay <= 1, "noise.decay", self.decay, "a number from 1e-6 to 1")
-        self._steps = 1
+        self._course: Course | None = None
 
     @override
     def prepare(self, course: Course) -> None:
-        self._steps = course.steps
+        self._course = course
 
     @override
     def scale(self, step: int) -> float:
-        return float(self.decay ** (step / self._steps))
+        if self._course is None:
+            raise RuntimeError("prepare() was not called")
+        return float(self.decay ** (step / self._course.steps))

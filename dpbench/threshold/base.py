@@ -82,12 +82,14 @@ class DecayingThreshold(Threshold):
         require(0 < self.decay <= 1, "threshold.decay", self.decay, "a number in (0, 1]")
         ends = SMALLEST / self.decay
         require(ends <= self.norm <= LARGEST, "threshold.norm", self.norm, f"a number from {ends:g} to 1e15")
-        self._steps = 1
+        self._course: Course | None = None
 
     @override
     def prepare(self, course: Course) -> None:
-        self._steps = course.steps
+        self._course = course
 
     @override
     def value(self, step: int) -> float:
-        return float(self.norm * self.decay ** (step / self._steps))
+        if self._course is None:
+            raise RuntimeError("prepare() was not called")
+        return float(self.norm * self.decay ** (step / self._course.steps))
