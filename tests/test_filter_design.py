@@ -9,7 +9,7 @@ from helpers import composed
 from scipy import signal
 
 from dpbench.errors import UserError
-from dpbench.filters import Butterworth, Chebyshev, OnlineFIR
+from dpbench.filters import Butterworth, Chebyshev, OnlineFIR, RecursiveLowPass
 
 
 def normal(*shape, seed=0):
@@ -41,6 +41,38 @@ def test_taps_are_scipys_with_gain_one_at_frequency_zero(kind, order, cutoff):
         stage.b, [1, *stage.a], np.ones((30, 1)), axis=0
     )
     np.testing.assert_allclose(run(stage, inputs), expected, rtol=1e-6, atol=1e-8)
+
+
+def second_order_sections(kind, order, cutoff, inputs):
+    """The filter's output with start-up correction in float64 and in parts of two poles each, which rounding spares."""
+    sos = signal.butter(order, cutoff, fs=1.0, output="sos")
+    if kind == "chebyshev":
+        sos = signal.cheby1(order, 1.0, cutoff, fs=1.0, output="sos")
+    return signal.sosfilt(sos, inputs, axis=0) / signal.sosfilt(sos, np.ones((len(inputs), 1)), axis=0)
+
+
+@pytest.mark.parametrize("order", [2, 3, 4, 5, 6, 8, 10, 14])
+@pytest.mark.parametrize("kind", ["butterworth", "chebyshev"])
+def test_a_design_is_what_it_says_in_float32_or_refused(kind, order):
+    design = {"butterworth": Butterworth, "chebyshev": Chebyshev}[kind]
+    inputs = normal(1000, 20) + 0.3
+    accepted = []
+    for cutoff in (0.4, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001):
+        try:
+            stage = design(order=order, cutoff=cutoff)
+        except UserError:
+            continue
+        accepted.append(cutoff)
+        want = second_order_sections(kind, order, cutoff, inputs)[500:]
+        found = run(stage, inputs.float()).double().numpy()[500:]
+        assert np.sqrt(np.mean((found - want) ** 2) / np.mean(want**2)) < 0.03, cutoff
+    assert 0.2 in accepted or order == 14
+
+
+def test_a_pole_that_rounding_would_move_onto_the_unit_circle_is_refused():
+    assert np.float32(-1 + 1e-8) == -1
+    with pytest.raises(UserError, match=r"filter\.a"):
+        RecursiveLowPass(b=[1e-8], a=[-1 + 1e-8])
 
 
 def test_first_v1_is_the_butterworth_that_the_specification_names():

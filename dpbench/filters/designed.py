@@ -20,6 +20,9 @@ from dpbench.stage import State
 class Designed(Filter):
     """A `RecursiveLowPass` whose taps are computed; its gain at frequency zero is 1.
 
+    The higher the order, the higher is the lowest cut-off that float32 keeps: for `Butterworth` some 0.003 at order 3,
+    0.009 at 4, 0.02 at 5, 0.05 at 8.
+
     Attributes:
         order: n from 1 to 100.
         cutoff: in cycles per step, in (0, 0.5).
@@ -39,7 +42,7 @@ class Designed(Filter):
             self._filter = RecursiveLowPass(b=b.tolist(), a=a[1:].tolist())
         except UserError as error:
             raise UserError(
-                f"no stable filter of order {self.order} has this cut-off in floating point",
+                f"no stable filter of order {self.order} has this cut-off in float32, in which taps are applied",
                 field="filter.cutoff",
                 value=self.cutoff,
             ) from error

@@ -19,6 +19,8 @@ from dpbench.stage import State
 
 # Steps by which the response to a constant is near its end, or to be seen on its way there.
 STARTING_UP = 1000
+# Unit of rounding of float32, in which taps are applied, and the share of a gain that it may change.
+UNIT, LARGEST_CHANGE = 2.0**-24, 0.1
 
 
 @dataclass
@@ -28,6 +30,7 @@ class RecursiveLowPass(Filter):
     The division makes ĝ_t a weighted sum of g_0..g_t whose weights sum to one at every step, so the first step
     is the unfiltered one (DOPPLER, Zhang et al. 2024, Alg. 2). Equal to
     ``lfilter(b, [1, *a], g) / lfilter(b, [1, *a], ones)``. Memory: len(a) + len(b) - 1 vectors of shape (d,).
+    Taps are applied in the type of the gradients, so those whose filter float32 does not keep are refused.
 
     Attributes:
         b: feed-forward taps b_0, b_1, ...; b_0 is not zero.
@@ -46,6 +49,9 @@ class RecursiveLowPass(Filter):
         stable = bool(np.all(np.isfinite(self.a))) and bool(np.all(np.abs(np.roots([1.0, *self.a])) < 1 - 1e-9))
         inside = "feedback taps of a stable filter (all poles inside the unit circle)"
         require(stable, "filter.a", list(self.a), inside)
+        change = _change_by_rounding(self.a)
+        told = f"feedback taps whose filter float32 keeps; rounding these can change a gain by {change:.0%}"
+        require(change <= LARGEST_CHANGE, "filter.a", list(self.a), told)
         require(abs(sum(self.b)) > 1e-9, "filter.b", list(self.b), "taps that do not sum to 0: a constant must pass")
         starting_up = islice(_responses(self.b, self.a), STARTING_UP + len(self.b))
         vanished = next((step for step, response in enumerate(starting_up) if abs(response) < 1e-12), None)
@@ -93,6 +99,19 @@ class RecursiveLowPass(Filter):
         self._outputs.restore(state["outputs"])
         self._ones = list(state["ones"])
         self._responses = list(state["responses"])
+
+
+def _change_by_rounding(a: Sequence[float]) -> float:
+    """Largest share by which rounding the feedback taps to float32 can change a gain, of all frequencies.
+
+    It changes the denominator A(z) = 1 + Σ a_τ z^-τ by at most the unit of rounding times 1 + Σ |a_τ|. Where that is
+    less than |A| all around the unit circle, A keeps as many zeros inside (Rouché): the filter stays stable.
+    """
+    taps = np.array([1.0, *a])
+    # |A| is smallest next to a pole.
+    angles = np.concatenate([np.linspace(0, np.pi, 1025), np.angle(np.roots(taps))])
+    least = float(np.abs(np.polyval(taps, np.exp(1j * angles))).min())
+    return UNIT * float(np.abs(taps).sum()) / least if least > 0 else np.inf
 
 
 def _responses(b: Sequence[float], a: Sequence[float]) -> Iterator[float]:
