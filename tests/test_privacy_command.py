@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from cli import only_record, run
+from dp_accounting import get_epsilon_gaussian
 from helpers import assembled, composed
 
 from dpbench.cli.privacy import main
@@ -88,6 +89,22 @@ def test_a_given_multiplier_is_turned_into_eps(capsys):
     spent = budget(composed(*SMALL, "privacy.noise_multiplier=2.5")).eps
     assert float(rows["poisson, pld"][0]) == pytest.approx(spent, rel=1e-3)
     assert "poisson, central limit (not a bound)" in rows
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "shuffled"])
+def test_the_central_limit_counts_what_is_released_beside_each_sum(capsys, sampler):
+    """On Poisson batches: mu = q sqrt(T (exp(1/z² + 1/z_b²) - 1)), T = ceil(5 N/B)."""
+    typed = ["algo=dcsgd_p", "threshold.histogram_noise=2", f"privacy={sampler}", "privacy.noise_multiplier=3"]
+    assert main([*SMALL, *typed]) == 0
+    cell = table(capsys.readouterr().out)["poisson, central limit (not a bound)"][0]
+    mu = 128 / 1437 * math.sqrt(57 * math.expm1(1 / 9 + 1 / 4))
+    assert float(cell) == pytest.approx(get_epsilon_gaussian(1 / mu, composed(*SMALL).delta_value), rel=1e-3)
+
+
+@pytest.mark.parametrize("algo", ["dp_ftrl", "dp_ftrl_banded"])
+def test_no_limit_of_independent_steps_is_given_where_noise_is_correlated(capsys, algo):
+    assert main([*SMALL, f"algo={algo}", "privacy.noise_multiplier=20"]) == 0
+    assert table(capsys.readouterr().out)["poisson, central limit (not a bound)"] == ["–"]
 
 
 def test_a_multiplier_that_spends_more_than_a_run_may_is_told_of_like_any_other(capsys):
@@ -174,11 +191,20 @@ def test_what_no_proof_covers_is_no_guarantee(capsys, typed):
 
 @pytest.mark.parametrize(
     "typed",
-    ["noise=understated noise.divisor=1e300", "noise=decay noise.decay=1e-300", "privacy.noise_multiplier=1e300"],
+    [
+        "noise=understated noise.divisor=1e300",
+        "noise=decay noise.decay=1e-300",
+        "privacy.noise_multiplier=1e300",
+        "algo=dcsgd_e threshold.histogram_noise=1e-200 privacy.noise_multiplier=1",
+        "algo=andrew threshold.count_noise=1e-200 privacy.noise_multiplier=1",
+        "algo=dcsgd_e threshold.histogram_noise=1e-200 privacy.noise_multiplier=1 privacy.published=poisson_rdp",
+    ],
 )
 def test_extreme_settings_get_a_sentence(capsys, typed):
     assert main([*SMALL, *typed.split(), "privacy.accountant=rdp"]) in (0, 2)
-    assert "Traceback" not in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert ".." not in said.out
 
 
 @pytest.mark.parametrize(("delta", "weak"), [(1e-5, False), (1 / 1437, False), (1.1 / 1437, True), (0.01, True)])

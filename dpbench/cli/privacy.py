@@ -20,6 +20,7 @@ from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
 from dpbench.privacy.guarantee import statement
 from dpbench.privacy.plan import Repeat
+from dpbench.privacy.sampling import POISSON
 from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
 from dpbench.training.budget import OverspentError, budget
@@ -126,7 +127,7 @@ def _print_guarantees(jobs: list[Job], columns: list[str], console: Console) -> 
         given = job.config.privacy.noise_multiplier is not None
         head, _, rest = text.partition(". ")
         shown = name if given and len(jobs) == 1 else f"{name} (noise multiplier {found.noise_multiplier:.4f})"
-        following.setdefault(rest, []).append(f"{shown}: {head}.")
+        following.setdefault(rest, []).append(f"{shown}: {head.removesuffix('.')}.")
     for rest, heads in following.items():
         console.print("\n" + "\n".join(heads) + (" " if len(heads) == 1 else "\nIn each of these cases: ") + rest)
 
@@ -177,14 +178,15 @@ def _account(config: RunConfig, sampler: str, accountant: str) -> float:
 
 
 def _clt(config: RunConfig) -> float:
-    """Eps by the central limit theorem of Gaussian differential privacy, for equal steps."""
-    multiplier = config.privacy.noise_multiplier
-    scales = {run.release.noise_multiplier for run in config.release_plan().runs}
-    if multiplier is None or len(scales) > 1:
+    """Eps by the central limit theorem of Gaussian differential privacy, for equal steps on Poisson batches."""
+    given = config.privacy.noise_multiplier
+    plan = replace(config, privacy=replace(config.privacy, sampler=POISSON.name, accountant="auto")).release_plan()
+    if given is None or len(plan.runs) > 1:
         raise UserError(
             "the central limit theorem is for equal steps", field="noise", value=type(config.noise).__name__
         )
-    mu = approximate_clt_mu(config.sampling_rate, multiplier * scales.pop(), config.steps)
+    (run,) = plan.scaled(given).runs
+    mu = approximate_clt_mu(run.release.sampling_rate, run.release.joint.noise_multiplier, run.times)
     return gaussian_eps(mu, config.delta_value)
 
 
