@@ -303,6 +303,13 @@ def test_no_eps_is_given_for_what_is_no_delta(delta):
         calibrate(plan(0.1, 3), 1, delta, "rdp")
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_delta_above_the_probability_of_taking_part_is_refused(accountant):
+    """In 20 batches of a thousandth a sample takes part with probability 1 - 0.999^20 = 0.0198; any noise will do."""
+    with pytest.raises(UserError, match=r"delta=0\.0199: expected a number below 0\.0198, the probability that"):
+        calibrate(plan(0.001, 20), 1.0, 0.0199, accountant)
+
+
 @pytest.mark.parametrize("eps", [0, -1, math.nan])
 def test_nothing_is_calibrated_to_what_is_no_eps(eps):
     with pytest.raises(UserError, match=r"eps=.*: expected a number above 0"):

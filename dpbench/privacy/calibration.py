@@ -47,7 +47,8 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
         accountant: see `epsilon`.
 
     Raises:
-        UserError: eps or delta is none, or no multiplier reaches the target.
+        UserError: eps or delta is none, no multiplier reaches the target, or all do: at a delta that is at least the
+            probability with which a sample takes part in any release.
     """
     require(eps > 0, "eps", eps, "a number above 0, or inf for no noise")
     require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
@@ -55,6 +56,9 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
         return Calibration(0.0, math.inf, 0.0)
     if (known := calibrated(plan, eps, delta, accountant)) is not None:
         return known
+    chance = _chance_to_take_part(plan)
+    told = f"a number below {chance:.3g}, the probability that a sample takes part at all, or no noise is needed"
+    require(delta < chance, "delta", delta, told)
     start = time.perf_counter()
     multiplier = 1.0
     for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
@@ -69,6 +73,13 @@ def calibrated(plan: Plan, eps: float, delta: float, accountant: str) -> Calibra
     if isinstance(known, list) and [type(x) for x in known] == [float, float]:
         return Calibration(known[0], known[1], 0.0)
     return None
+
+
+def _chance_to_take_part(plan: Plan) -> float:
+    """Probability with which a sample takes part in any release; at such a delta nothing is left to protect."""
+    if plan.scheme.passes:
+        return 1.0
+    return 1 - math.prod((1 - run.release.sampling_rate) ** run.times for run in plan.runs)
 
 
 def why_unreached(plan: Plan) -> str:
