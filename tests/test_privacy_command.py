@@ -198,6 +198,7 @@ def test_what_no_proof_covers_is_no_guarantee(capsys, typed):
         "algo=dcsgd_e threshold.histogram_noise=1e-200 privacy.noise_multiplier=1",
         "algo=andrew threshold.count_noise=1e-200 privacy.noise_multiplier=1",
         "algo=dcsgd_e threshold.histogram_noise=1e-200 privacy.noise_multiplier=1 privacy.published=poisson_rdp",
+        "privacy.published=adp_theorem privacy.noise_multiplier=0.001",
     ],
 )
 def test_extreme_settings_get_a_sentence(capsys, typed):

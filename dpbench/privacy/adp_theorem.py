@@ -165,7 +165,7 @@ class AdpTheorem:
             Condition(
                 "doubling",
                 "(exp(x) - 1)/x <= 2 at the largest eps x of a step before subsampling",
-                math.expm1(step) / step,
+                math.expm1(step) / step if step < 700 else math.inf,  # beyond, no float
                 2.0,
                 needed=True,
             ),
