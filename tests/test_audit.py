@@ -574,6 +574,7 @@ def test_command_says_what_is_violated(capsys, tmp_path, monkeypatch):
         ("audit.confidence=1", "audit.confidence=1: expected a number in (0, 1)"),
         ("audit.canaries=1", "audit.canaries=1: expected a whole number from 4"),
         ("audit.steps=0", "audit.steps=0: expected a whole number > 0"),
+        ("audit.steps=10000001", "audit.steps=10000001: expected a whole number > 0, at most 10000000"),
         ("audit.rus=3", "audit.rus=3: no such setting; audit has runs, canaries, steps, confidence"),
         ("audit.runs", "audit.runs: expected key=value"),
         ("privacy.noise_multiplier=2", "privacy.noise_multiplier=2: expected null"),

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpbench.config import Job, RunConfig, compose_jobs, identity
 from dpbench.config.messages import explain
 from dpbench.config.privacy import Privacy
-from dpbench.config.schema import EvaluationTimes
+from dpbench.config.schema import MOST_STEPS, EvaluationTimes
 from dpbench.data import Augmentation
 from dpbench.errors import UserError, require
 from dpbench.privacy.sampling import CYCLIC, POISSON
@@ -43,7 +43,7 @@ class AuditSettings:
     def __post_init__(self) -> None:
         require(self.runs >= 10, "audit.runs", self.runs, "a whole number >= 10")
         require(4 <= self.canaries <= 2**20, "audit.canaries", self.canaries, f"a whole number from 4 to {2**20}")
-        require(self.steps > 0, "audit.steps", self.steps, "a whole number > 0")
+        require(0 < self.steps <= MOST_STEPS, "audit.steps", self.steps, f"a whole number > 0, at most {MOST_STEPS}")
         require(0 < self.confidence < 1, "audit.confidence", self.confidence, "a number in (0, 1)")
 
 
