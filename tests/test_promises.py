@@ -78,6 +78,15 @@ class Falling(Threshold):
 
     def value(self, step):
         return self.last if step == 3 else 1.0
+
+
+@dataclass
+class OfTheBatch(Clip):
+    of: str = "norms.median()"
+
+    def _factors(self, norms, bound):
+        lowest = eval(self.of) if norms.numel() else 1.0
+        return torch.minimum(bound / norms.clamp(min=1e-15), bound / (norms + lowest))
 """
 
 
@@ -101,6 +110,10 @@ class Falling(Threshold):
         ("clip", "Lacking", "clip.scope=flat", "clip=Lacking: it lacks factors, or _factors of one group"),
         ("clip", "OfEachGroup", "clip.factor=0.7", None),
         ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
+        # Each term is bounded; but all of them change with one sample.
+        ("clip", "OfTheBatch", "clip.of='norms.median()'", "depends on which others are in the batch"),
+        ("clip", "OfTheBatch", "clip.of='norms.max()'", "depends on which others are in the batch"),
+        ("clip", "OfTheBatch", "clip.of='torch.ones(1)'", None),
         ("query", "Weighted", "query.weight=2", None),
         ("query", "Weighted", "query.weight=0", "not 0"),
         ("query", "Apart", "query.weight=2", None),

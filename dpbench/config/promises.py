@@ -39,6 +39,7 @@ def check(config: RunConfig) -> None:
     if is_own(type(config.clip)):
         for threshold in THRESHOLDS:
             _bound(config.clip, threshold)
+            _one_by_one(config.clip, threshold)
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
@@ -75,6 +76,19 @@ def _bound(clip: Clip, threshold: float) -> None:
                 f"at threshold {threshold:g}, more than its sensitivity of {promised:g}, on which eps rests"
             )
             raise UserError(message, field="clip", value=type(clip).__name__)
+
+
+def _one_by_one(clip: Clip, threshold: float) -> None:
+    """A sample that changes the factors of others changes the sum by more than its own bounded vector."""
+    norms = torch.tensor([NORMS])
+    together = _factors(clip, norms, threshold)
+    alone = torch.cat([_factors(clip, norm, threshold) for norm in norms.split(1, dim=1)], dim=1)
+    if not torch.allclose(together, alone, rtol=ROUNDING, atol=0, equal_nan=True):
+        message = (
+            f"the factor of a gradient at threshold {threshold:g} depends on which others are in the batch, so that a "
+            "sample changes the sum by more than its own term, on which eps rests"
+        )
+        raise UserError(message, field="clip", value=type(clip).__name__)
 
 
 def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
