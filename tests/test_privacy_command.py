@@ -179,6 +179,18 @@ def test_publishing_a_grid_counts_what_is_released_beside_each_sum(capsys):
     assert table(capsys.readouterr().out)["all 10 results published"] == ["–"]  # the histograms alone spend more
 
 
+def test_a_grid_beside_given_noise_is_refused(capsys):
+    assert main([*SMALL, "privacy.noise_multiplier=3", "--grid", "4"]) == 2
+    assert "--grid=4: expected none beside privacy.noise_multiplier" in capsys.readouterr().err
+
+
+def test_a_guarantee_of_one_step_speaks_of_one(capsys):
+    assert main(["dataset=digits", "batch_size=128", "epochs=0.05", "privacy.accountant=rdp", "eps=8"]) == 0
+    out = capsys.readouterr().out
+    assert "N=1437, batch size 128, 1 step," in out
+    assert "towards anyone who sees the model after its only step." in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     "typed", [["algo=dicesgd", "clip.uncertified=true"], ["optim=adagrad_norm_uncertified", "optim.uncertified=true"]]
 )

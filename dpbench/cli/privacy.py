@@ -27,8 +27,8 @@ from dpbench.training.budget import OverspentError, budget
 from dpbench.training.calibrating import calibrating
 from dpbench.wording import NOTHING, number_of
 
-# Candidates of a search; the account of more takes all memory.
-LARGEST_GRID = 1_000_000
+# Candidates of a search if nothing is said, and at most: the account of more takes all memory.
+CANDIDATES, LARGEST_GRID = 10, 1_000_000
 
 # A number of a run.
 Find = Callable[[RunConfig], float]
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(typed: list[str]) -> int:
     parser = OverridesParser()
-    parser.add_argument("--grid", type=int, default=10)
+    parser.add_argument("--grid", type=int)
     parser.add_argument("-m", "--multirun", action="store_true")  # of a sweep's line; several are compared anyway
     options, folders = parser.parse(typed)
     allowed = f"a whole number from 1 to {LARGEST_GRID}"
-    require(1 <= options.grid <= LARGEST_GRID, "--grid", options.grid, allowed)
+    require(options.grid is None or 1 <= options.grid <= LARGEST_GRID, "--grid", options.grid, allowed)
     register()
     # What a run spends is the same for all seeds.
     overrides = [quoted(line) for line in options.overrides if not line.startswith(("seed=", "seeds="))]
@@ -66,7 +66,7 @@ def _main(typed: list[str]) -> int:
     return OK
 
 
-def _print(jobs: list[Job], grid: int, console: Console) -> None:
+def _print(jobs: list[Job], grid: int | None, console: Console) -> None:
     private = [job for job in jobs if math.isfinite(job.config.eps)]
     if not private:
         raise UserError(
@@ -74,6 +74,8 @@ def _print(jobs: list[Job], grid: int, console: Console) -> None:
         )
     columns = [_column(job, private) for job in private]
     given = any(job.config.privacy.noise_multiplier is not None for job in private)
+    require(grid is None or not given, "--grid", grid, "none beside privacy.noise_multiplier, as it asks for noise")
+    grid = grid or CANDIDATES
     first = private[0].config
     console.print(
         f"N={first.dataset.train_size}, batch size {first.batch_size}, {number_of(first.steps, 'step')}, "

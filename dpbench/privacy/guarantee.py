@@ -59,10 +59,11 @@ def promise(
         if delta * size > 1 + 1e-9
         else ""
     )
+    seen = "after its only step" if steps == 1 else f"at every one of its {steps} steps"
     return (
-        f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model at every one of "
-        f"its {steps} steps. It protects each of the {size} training samples by itself (neighbouring data sets: "
-        f"{scheme.neighbouring}). Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
+        f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model {seen}. It "
+        f"protects each of the {size} training samples by itself (neighbouring data sets: {scheme.neighbouring}). "
+        f"Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
         f"{also}{together}{weak}"
     )
 
