@@ -12,7 +12,7 @@ from dpbench.privacy.correlation import Correlation
 from dpbench.privacy.sampling import POISSON, Scheme
 
 # Noise below this counts as none, which is valid: its inverse square may be no float.
-NOTHING = 1e-150
+LEAST_NOISE = 1e-150
 
 
 class Part(NamedTuple):
@@ -51,7 +51,7 @@ class Release(NamedTuple):
         if not self.beside:
             return self
         multipliers = (self.noise_multiplier, *(part.noise_multiplier for part in self.beside))
-        if min(multipliers) < NOTHING:
+        if min(multipliers) < LEAST_NOISE:
             return Release(self.sampling_rate, 0.0)
         return Release(self.sampling_rate, sum(z**-2 for z in multipliers) ** -0.5)
 
