@@ -263,6 +263,7 @@ def test_swapped_rows_are_caught(planted):
         ("    3: eps=3", "    3: eps", "columns.eps.3=eps: expected settings of the form key=value"),
         ("higher: {method: LP-DPAdamBC}\n    lower: {method: DPAdamBC}", "higher: {method: LP}\n    lower: {method: "
          "DPAdamBC}", "claims[0].higher.method=LP: expected one of DPAdam, DPAdamBC, LP-DPAdamBC"),
+        ("within: 1.1", "within: 1.1\n    pairs: 15", "claims[1].pairs=15: expected a number of pairs among the"),
         ("within: 1.1", "within: 1.1\n    margin: 1", "claims[1].margin=1: expected only one of margin, within"),
         ("lower: {method: DPAdamBC}", "lower: {method: LP-DPAdamBC}", "claims[0]=LP-DPAdamBC is above DPAdamBC"),
         ("    8: eps=8", "    3: eps=8", "line 16=3: expected each key once"),

@@ -433,10 +433,17 @@ def test_what_failed_is_run_again_only_if_asked(one, status):
     assert one.asked(may_retry=lambda candidate, seed: seed != 2) == []
 
 
-def test_a_record_without_the_number_is_not_run_again(tmp_path):
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"meteor_without_synonyms": 0.4}, "no meteor in the record"),
+        ({"meteor": "inf"}, "no finite meteor in the record"),
+    ],
+)
+def test_a_record_without_the_number_is_not_run_again(tmp_path, entry, reason):
     world = World(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 1\nmetric: meteor"))
-    world.run(0, 0, meteor_without_synonyms=0.4)
-    assert (world.standing().state, world.standing().reason) == (State.FAILED, "no meteor in the record")
+    world.run(0, 0, **entry)
+    assert (world.standing().state, world.standing().reason) == (State.FAILED, reason)
 
 
 def test_a_search_runs_all_candidates_once_then_the_winner_with_all_seeds(search):

@@ -296,7 +296,9 @@ def test_reduced_runs_never_count(world):
 
 def test_an_accuracy_that_is_no_number_does_not_count(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, math.nan)
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.TOO_FEW_SEEDS
+    finding = judge(world.artefact(), world.evidence)[0]
+    assert finding.outcome == Outcome.FAILED
+    assert "no finite test_accuracy in the record" in finding.detail
 
 
 # Numbers other than accuracies: under which names records hold them, and in which unit.
@@ -336,7 +338,8 @@ def test_meteor_without_synonyms_is_not_meteor(world):
 
 
 def test_what_records_hold_of_the_last_evaluation_alone_is_not_the_best(world):
-    assert of_metric(world, "test_loss", "", statistic="best", test_loss=0.9).values == ()
+    found = of_metric(world, "test_loss", "", statistic="best", test_loss=0.9)
+    assert (found.values, list(found.broken.values())) == ((), ["no best test_loss in the record"])
 
 
 def test_a_record_without_the_number_failed_and_says_what_it_lacks(world):

@@ -49,7 +49,8 @@ class Measured:
         values: of the runs that finished, in the unit of the printed number, by seed.
         wanted: how many runs the cell asks for.
         broken: how runs ended that count for nothing, by their folders: "diverged", "failed", "invalid", or that their
-            records lack the number, or are "damaged", of runs that finished; of a search those of all candidates.
+            records lack the number or a finite one, or are "damaged", of runs that finished; of a search those of all
+            candidates.
         missing: whether a search has a configuration whose first seed has not ended yet.
         overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
@@ -161,8 +162,8 @@ class Evidence:
                     seed, value, folder, _number(summary.get("eps")), _number(summary.get("published_eps"))
                 )
                 spent += _overspent(summary)
-            elif record.finished and _lacks(cell, summary):
-                broken[str(folder)] = f"no {cell.metric} in the record"
+            elif record.finished:
+                broken[str(folder)] = _lack(cell, summary)
             elif record.word == Status.FINISHED and record.damaged:
                 broken[str(folder)] = DAMAGED
             elif record.word in (Status.DIVERGED, Status.FAILED, Status.INVALID):
@@ -190,9 +191,14 @@ def number_of(cell: Cell, record: Mapping[str, Any]) -> float | None:
     return value * PERCENT.get(cell.unit, 1.0) if cell.metric in FRACTIONS else value
 
 
-def _lacks(cell: Cell, summary: Mapping[str, Any]) -> bool:
-    """Whether a record holds no entry for the number of a cell, not even one that is no finite number."""
-    return _entry(cell, summary) is None
+def _lack(cell: Cell, summary: Mapping[str, Any]) -> str:
+    """What a finished run has in place of the number of a cell: the run would end the same way again."""
+    entry = _entry(cell, summary)
+    if entry is None:
+        return f"no {cell.metric} in the record"
+    if cell.statistic == "best" and not isinstance(entry, dict):
+        return f"no best {cell.metric} in the record"
+    return f"no finite {cell.metric} in the record"
 
 
 def _entry(cell: Cell, record: Mapping[str, Any]) -> Any:

@@ -63,15 +63,20 @@ def check_claims(artefact: Artefact) -> None:
         if cell.minus is not None and len(sources(artefact, cell)) < 2:
             raise UserError("expected both cells that it is the difference of", field="where", value=cell.place)
     for index, claim in enumerate(artefact.claims):
+        where = f"claims[{index}]"
         match claim:
             case Order():
-                compared = any(pairs_of(artefact, claim))
+                pairs = sum(1 for _ in distinct_pairs(artefact, claim))
+                if claim.pairs is not None and 0 < pairs < claim.pairs:
+                    allowed = f"expected a number of pairs among the {pairs} compared"
+                    raise UserError(allowed, field=f"{where}.pairs", value=claim.pairs)
+                compared = pairs > 0
             case Trend():
                 compared = any(changes_of(artefact, claim))
             case _:
                 continue
         if not compared:
-            raise UserError("expected a claim about cells that are there", field=f"claims[{index}]", value=claim.says)
+            raise UserError("expected a claim about cells that are there", field=where, value=claim.says)
 
 
 def _origin(cell: Cell) -> object:
