@@ -8,7 +8,7 @@ import yaml
 from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, snapshot, status
 
 from dpbench.config import compose_jobs, config_hash
-from dpbench.gradients import FusedGradients
+from dpbench.gradients import FusedGradients, Request
 from dpbench.launch import execute
 from dpbench.randomness import stream_seed
 from dpbench.run import _fused
@@ -137,25 +137,48 @@ def test_an_interrupt_in_one_seed_ends_all_with_records_that_say_so(tmp_path, mo
 
 
 def test_an_interrupt_in_a_shared_pass_ends_all_with_records_that_say_so(tmp_path, monkeypatch):
-    original, calls = FusedGradients.clipped_sums, []
+    raise_in_third_pass(monkeypatch, FusedGradients, "clipped_sums", KeyboardInterrupt)
+    assert_interrupted(run(tmp_path, *FUSED))
 
-    def clipped_sums(self, requests):
+
+# As submitit does where the signal of a cluster comes, which is in a pass more often than not.
+@pytest.mark.parametrize(
+    ("typed", "owner", "name"),
+    [(FUSED, FusedGradients, "clipped_sums"), ((), Request, "alone")],
+    ids=["shared", "lone"],
+)
+def test_an_exit_in_a_pass_ends_all_with_records_that_say_so(tmp_path, monkeypatch, typed, owner, name):
+    raise_in_third_pass(monkeypatch, owner, name, SystemExit)
+    with pytest.raises(SystemExit):
+        run(tmp_path, *typed)
+    for record in records(tmp_path):
+        assert_said(record, "its process was told to end")
+    assert len(records(tmp_path)) == (3 if owner is FusedGradients else 1)
+
+
+def raise_in_third_pass(patch, owner, name, error):
+    original, calls = getattr(owner, name), []
+
+    def third(self, *requests):
         calls.append(1)
         if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(self, requests)
+            raise error
+        return original(self, *requests)
 
-    monkeypatch.setattr(FusedGradients, "clipped_sums", clipped_sums)
-    assert_interrupted(run(tmp_path, *FUSED))
+    patch.setattr(owner, name, third)
 
 
 def assert_interrupted(outcome):
     assert outcome.code == 130
     for record in by_number(outcome).values():
-        assert read(record, "status.json") == {"status": "interrupted", "reason": "by the user"}
-        assert read(record, "summary.json")["steps"] in (1, 2)
-        assert read(record, "ledger.json")["releases"][0]["count"] == read(record, "summary.json")["steps"]
+        assert_said(record, "by the user")
     assert len(by_number(outcome)) == 3
+
+
+def assert_said(record, reason):
+    assert read(record, "status.json") == {"status": "interrupted", "reason": reason}
+    assert read(record, "summary.json")["steps"] in (1, 2)
+    assert read(record, "ledger.json")["releases"][0]["count"] == read(record, "summary.json")["steps"]
 
 
 def test_finished_seeds_are_not_run_again(results_of_a_run):

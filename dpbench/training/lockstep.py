@@ -32,7 +32,7 @@ def _one_by_one(requests: Sequence[Request]) -> list[Clipped | Exception]:
 def together(runs: Sequence[Steps[T]], compute: Compute) -> list[T]:
     """Carry out several runs, one step of each at a time.
 
-    An error is raised in the run that it belongs to; the others go on. KeyboardInterrupt is raised in all of them.
+    An error is raised in the run that it belongs to; the others go on. What ends the process is raised in all of them.
 
     Args:
         runs: not yet started.
@@ -42,7 +42,7 @@ def together(runs: Sequence[Steps[T]], compute: Compute) -> list[T]:
         What the runs return.
 
     Raises:
-        KeyboardInterrupt: after each run has had the chance to say so.
+        KeyboardInterrupt: after each run has had the chance to say so; SystemExit likewise.
         Exception: the first that a run let out, after all others have ended.
     """
     progress = [_Progress(steps) for steps in runs]
@@ -53,9 +53,9 @@ def together(runs: Sequence[Steps[T]], compute: Compute) -> list[T]:
             found = compute([request for _, request in asking])
             for (run, _), outcome in zip(asking, found, strict=True):
                 run.resume(outcome)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
         for run in progress:
-            run.interrupt()
+            run.interrupt(type(end))
         raise
     return [run.result() for run in progress]
 
@@ -84,13 +84,13 @@ class _Progress(Generic[T]):
         except (StopIteration, Exception) as end:
             self.request, self._end = None, end
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt where the run stands, unless it has ended."""
+    def interrupt(self, kind: type[BaseException]) -> None:
+        """Raise what ends the process where the run stands, unless it has ended."""
         if self.request is None:
             return
         try:
-            self._steps.throw(KeyboardInterrupt())
-        except (KeyboardInterrupt, Exception):  # the one for all is raised by the caller
+            self._steps.throw(kind())
+        except (KeyboardInterrupt, SystemExit, Exception):  # the one for all is raised by the caller
             self.request = None
 
     def result(self) -> T:
