@@ -34,6 +34,7 @@ from resuming import (
 )
 from safetensors.torch import load_file
 
+from dpbench.averaging import Averaging
 from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated, UserError
@@ -162,6 +163,26 @@ def test_a_stage_that_would_forget_is_named_at_the_first_checkpoint(tmp_path, ki
     config = replace(tiny(), filter=kind(), checkpoint=CheckpointTimes(every_steps=2))
     _, said = carried_out(config, tmp_path)
     assert re.findall(rf"warning: {kind.__name__} \(filter\) keeps (\w+) from step to step", said) == warned
+
+
+@dataclass
+class ForgetfulMean(Averaging):
+    """The mean of all iterates; what it keeps is in no state."""
+
+    def __post_init__(self):
+        self.iterates = []
+
+    def update(self, iterate):
+        self.iterates.append(iterate.clone())
+
+    def average(self, iterate):
+        return torch.stack(self.iterates).mean(0) if self.iterates else iterate
+
+
+def test_an_average_that_would_forget_is_named_too(tmp_path):
+    config = replace(tiny(), averaging=ForgetfulMean(), checkpoint=CheckpointTimes(every_steps=2))
+    _, said = carried_out(config, tmp_path)
+    assert re.findall(r"warning: ForgetfulMean \(averaging\) keeps (\w+) from step to step", said) == ["iterates"]
 
 
 PARTS = [

@@ -14,8 +14,8 @@ from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SEEDED_NOISE
-from dpbench.stage import State, forgotten
-from dpbench.step import STAGES, PrivateStep
+from dpbench.stage import Stage, State, forgotten
+from dpbench.step import STAGES
 from dpbench.tracking import RunRecord
 from dpbench.tracking.published import Published, device_kind, forget
 from dpbench.training.assemble import Assembly
@@ -121,7 +121,7 @@ class Keeper:
         """
         start = time.monotonic()
         private, self._at_once = training.parts.step, training.parts.at_once
-        self._warn_of_what_is_forgotten(private)
+        self._warn_of_what_is_forgotten(training.parts)
         content = {
             "run": self._run,
             "device": private.gradients.flat.vector.device.type,
@@ -135,13 +135,14 @@ class Keeper:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
 
-    def _warn_of_what_is_forgotten(self, step: PrivateStep) -> None:
+    def _warn_of_what_is_forgotten(self, parts: Assembly) -> None:
         if self._warned:
             return
         self._warned = True
-        for name in STAGES:
-            for attribute in forgotten(getattr(step, name), getattr(self._config, name)):
-                kind = type(getattr(step, name)).__name__
+        stages: dict[str, Stage] = {name: getattr(parts.step, name) for name in STAGES}
+        for name, stage in {**stages, "averaging": parts.averaging}.items():
+            for attribute in forgotten(stage, getattr(self._config, name)):
+                kind = type(stage).__name__
                 self._say(
                     f"  warning: {kind} ({name}) keeps {attribute} from step to step, but has no state_dict: a run "
                     "that goes on from a checkpoint would differ"
