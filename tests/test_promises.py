@@ -87,6 +87,30 @@ class OfTheBatch(Clip):
     def _factors(self, norms, bound):
         lowest = eval(self.of) if norms.numel() else 1.0
         return torch.minimum(bound / norms.clamp(min=1e-15), bound / (norms + lowest))
+
+
+from dpbench.privacy.plan import Part
+from dpbench.schedules import Schedule
+
+
+@dataclass
+class Counting(Threshold):
+    noise: str = "1.0"
+
+    @property
+    def beside(self):
+        return (Part("count", 50.0), Part("median", eval(self.noise)))
+
+    def value(self, step):
+        return 1.0
+
+
+@dataclass
+class Steep(Schedule):
+    third: float = 1.0
+
+    def factor(self, step, steps):
+        return self.third if step == 3 else 1.0
 """
 
 
@@ -123,6 +147,11 @@ class OfTheBatch(Clip):
             "query.weight=1.9",
             "its 2 points add up to as many clipped vectors, more than its",
         ),
+        ("threshold", "Counting", "threshold.noise=50.0", None),
+        ("threshold", "Counting", "threshold.noise=0", "a finite noise multiplier > 0 of its median, not 0"),
+        ("threshold", "Counting", "threshold.noise=-1", "a finite noise multiplier > 0 of its median, not -1"),
+        ("threshold", "Counting", "threshold.noise=math.nan", "a finite noise multiplier > 0 of its median, not nan"),
+        ("threshold", "Counting", "threshold.noise=math.inf", "a finite noise multiplier > 0 of its median, not inf"),
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
@@ -144,6 +173,16 @@ def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group
         assert expected in outcome.error()
         without_noise = run(tmp_path / "results", *line, "eps=inf", settings=FAST)
         assert without_noise.code == (2 if "shape" in expected or "lacks" in expected else 0)
+
+
+@pytest.mark.parametrize("third", ["0", "-1", "nan", "inf"])
+def test_noise_for_step_sizes_takes_a_schedule_of_ones_own_that_gives_such(tmp_path, third):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", "promises.Steep", group="schedule")
+    line = ["-cd", str(tmp_path), "schedule=own", f"schedule.third={third}", "noise=step_size", "plan=true"]
+    outcome = run(tmp_path / "results", *line, settings=FAST)
+    assert outcome.code == 2
+    assert "noise=step_size needs a finite learning rate > 0 at every step" in outcome.error()
 
 
 def test_a_query_that_takes_more_points_than_it_promised_stops_the_run(tmp_path):

@@ -15,8 +15,10 @@ from torch import Tensor
 from dpbench.clip import Clip
 from dpbench.errors import UserError
 from dpbench.noise import Noise
+from dpbench.privacy.plan import Part
 from dpbench.query import Query
 from dpbench.stage import is_own
+from dpbench.threshold import Threshold
 
 if TYPE_CHECKING:
     from dpbench.config.schema import RunConfig
@@ -40,6 +42,9 @@ def check(config: RunConfig) -> None:
         for threshold in THRESHOLDS:
             _bound(config.clip, threshold)
             _one_by_one(config.clip, threshold)
+    if is_own(type(config.threshold)):
+        for part in config.threshold.beside:
+            _beside(config.threshold, part)
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
@@ -101,6 +106,12 @@ def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
         message = f"expected factors of the norms' shape {tuple(norms.shape)}, not {tuple(factors.shape)}"
         raise UserError(message, field="clip", value=type(clip).__name__)
     return factors
+
+
+def _beside(threshold: Threshold, part: Part) -> None:
+    if not 0 < part.noise_multiplier < math.inf:
+        message = f"expected a finite noise multiplier > 0 of its {part.name}, not {part.noise_multiplier:g}"
+        raise UserError(message, field="threshold", value=type(threshold).__name__)
 
 
 def _scale(noise: Noise, scale: object, step: int) -> None:

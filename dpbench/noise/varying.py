@@ -25,8 +25,8 @@ class StepSizeNoise(Noise):
 
     @override
     def prepare(self, course: Course) -> None:
-        if not min(course.rate(step) for step in range(course.steps)) > 0:
-            raise UserError("noise=step_size needs a learning rate > 0 at every step; choose another schedule")
+        if not all(0 < course.rate(step) < math.inf for step in range(course.steps)):
+            raise UserError("noise=step_size needs a finite learning rate > 0 at every step; choose another schedule")
         self._course = course
 
     @override
