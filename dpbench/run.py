@@ -26,11 +26,11 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.preview import print_plan
     from dpbench.cli.table import Row, as_csv, print_table
     from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
-    from dpbench.config.compose import ADD_M
+    from dpbench.config.compose import ADD_M, MOST_JOBS
     from dpbench.config.own import find_own_stages
     from dpbench.config.schema import register
     from dpbench.console import make_console
-    from dpbench.errors import UserError
+    from dpbench.errors import UserError, require
     from dpbench.files import require_writable, write_atomically
     from dpbench.launch.job import train_here, train_job
     from dpbench.launch.launcher import Launcher, LauncherError
@@ -71,9 +71,10 @@ def _team(typed: list[str]) -> int:
 def _main(typed: list[str]) -> int:
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
-    overrides = [_written_out(quoted(override), multirun=options.multirun) for override in options.overrides]
-    if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
+    written = [_written_out(override, multirun=options.multirun) for override in options.overrides]
+    if written != options.overrides and sum(line.startswith("seed=") for line in written) > 1:
         raise UserError("seeds=N stands for seed=0,...,N-1; give seed or seeds, not both")
+    overrides = [quoted(override) for override in written]
     if options.info or options.hydra_help or options.shell_completion:
         find_own_stages(_folders(options))
         _launch(flags, overrides)
@@ -180,8 +181,8 @@ def _written_out(override: str, *, multirun: bool) -> str:
     key, _, value = override.partition("=")
     if key != "seeds" or value == "null":
         return override
-    if not value.isdecimal() or int(value) == 0:
-        raise UserError("expected a whole number > 0; name other seeds by seed=3,5,8", field="seeds", value=value)
+    fits = value.isdecimal() and 0 < int(value) <= MOST_JOBS
+    require(fits, "seeds", value, f"a whole number from 1 to {MOST_JOBS:,}; name other seeds by seed=3,5,8")
     if int(value) > 1 and not multirun:
         raise UserError(f"{override}: {ADD_M}")
     return "seed=" + ",".join(map(str, range(int(value))))

@@ -286,16 +286,22 @@ def test_seeds_is_short_for_a_sweep(tmp_path):
     assert strip.sub("", short.out) == strip.sub("", long.out)
 
 
-@pytest.mark.parametrize("typed", ["seeds=0", "seeds=-1", "seeds=2.5", "seeds=[1,2]", "seeds=many"])
+@pytest.mark.parametrize("typed", ["seeds=0", "seeds=-1", "seeds=2.5", "seeds=[1,2]", "seeds=many", "seeds=100001"])
 def test_seeds_is_a_number(tmp_path, typed):
     outcome = run(tmp_path, "-m", typed)
     assert outcome.code == 2
-    assert outcome.error().startswith(f"{typed}: expected a whole number > 0")
+    assert outcome.error() == f"{typed}: expected a whole number from 1 to 100,000; name other seeds by seed=3,5,8"
 
 
 def test_seeds_and_seed_exclude_each_other(tmp_path):
     outcome = run(tmp_path, "-m", "seeds=2", "seed=7")
     assert (outcome.code, outcome.error()[:5]) == (2, "seeds")
+
+
+def test_of_two_seeds_without_seeds_the_last_counts_as_of_any_setting(tmp_path):
+    outcome = run(tmp_path, "seed=7", "seed=8", "plan=true")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert re.search(r" 8 +\d", outcome.out)
 
 
 def test_seeds_without_the_flag_of_a_sweep_is_refused(tmp_path):
