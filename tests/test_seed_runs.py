@@ -310,9 +310,10 @@ def test_seeds_without_the_flag_of_a_sweep_is_refused(tmp_path):
     assert "add -m" in outcome.error()
 
 
-def test_fuse_seeds_is_one_of_three(tmp_path):
-    outcome = run(tmp_path, "-m", "seeds=2", "fuse_seeds=maybe")
-    assert (outcome.code, outcome.error()) == (2, "fuse_seeds=maybe: expected auto, true or false")
+@pytest.mark.parametrize("typed", ["maybe", "1", "0"])
+def test_fuse_seeds_is_one_of_three(tmp_path, typed):
+    outcome = run(tmp_path, "-m", "seeds=2", f"fuse_seeds={typed}", "plan=true")
+    assert (outcome.code, outcome.error()) == (2, f"fuse_seeds={typed}: expected auto, true or false")
 
 
 def test_how_seeds_are_carried_out_is_no_part_of_a_run():

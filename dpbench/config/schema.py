@@ -200,7 +200,8 @@ class RunConfig:
         kept = self.record_coordinates
         require(kept >= 0, "record_coordinates", kept, "a whole number >= 0")
         require(self.seed >= 0, "seed", self.seed, "a whole number >= 0")
-        require(self.fuse_seeds in ("auto", True, False), "fuse_seeds", self.fuse_seeds, "auto, true or false")
+        fuse = self.fuse_seeds
+        require(fuse == "auto" or isinstance(fuse, bool), "fuse_seeds", fuse, "auto, true or false")
         combinations.check(self)
         # Their own, so that a configuration made of another one leaves that as it is.
         self.noise, self.threshold = deepcopy(self.noise), deepcopy(self.threshold)
