@@ -331,7 +331,8 @@ def _fused(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
 
 def _launch(flags: list[str], overrides: list[str]) -> str | None:
     """Hand over to Hydra; the traceback of what was raised outside of the run, if anything was."""
-    sys.argv = [sys.argv[0], *flags, *overrides]
+    # Overrides first: a flag that may have a value, as --info, would take one for it.
+    sys.argv = [sys.argv[0], *overrides, *flags]
     raised = []
 
     def task(composed: DictConfig) -> None:

@@ -12,10 +12,13 @@ from dpbench import __version__
 from dpbench.config import compose_jobs
 
 
-@pytest.mark.parametrize("about", ["searchpath", "config", "defaults-tree"])
-def test_what_hydra_tells_of_itself_is_told(about):
+@pytest.mark.parametrize(
+    "typed",
+    ["--info searchpath", "--info config", "--info defaults-tree", "algo=disk --info", "--info config algo=disk"],
+)
+def test_what_hydra_tells_of_itself_is_told(typed):
     """In a process of its own, where no command has looked for options yet."""
-    command = [sys.executable, "-m", "dpbench.run", "--info", about]
+    command = [sys.executable, "-m", "dpbench.run", *typed.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
