@@ -114,7 +114,7 @@ def _as_typed(error: UserError, composed: DictConfig) -> UserError:
     for key in error.field.split("."):
         raw = raw.get(key) if isinstance(raw, dict) else None
     source = REFERENCE.fullmatch(raw) if isinstance(raw, str) else None
-    if source is not None and OmegaConf.select(composed, source["key"]) is not None:
+    if source is not None and OmegaConf.select(composed, source["key"], default=error) is not error:
         return UserError(error.message, field=source["key"], value=error.value)
     return error
 

@@ -45,6 +45,9 @@ OF_SEVERAL = {"data": "dataset", "evaluation": None, "checkpoint": None}
 # How errors begin that come of a file.
 IN_FILE = re.compile(r"In '(?P<option>\w+(/\w+)+)': (\w+ raised while composing config:\n)?")
 
+# How errors begin about a value that was taken from another setting.
+REFERRED = re.compile(r"While dereferencing interpolation '[^']*': ")
+
 # What belongs where OmegaConf's errors begin so.
 SHAPES = {
     r"Invalid value assigned: \w+ is not a ListConfig": "a list",
@@ -75,10 +78,21 @@ def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
     option = None
     if match := IN_FILE.match(text):
         option, text = match["option"], text[match.end() :]
+    text = REFERRED.sub("", text, count=1)
     for sentence in (_wrong_choice, _wrong_file, _wrong_reference, _no_value, _wrong_type, _wrong_shape):
         if (said := sentence(text, overrides, option)) is not None:
             return said
-    return UserError(f"{option}.yaml: {_first_line(text)}" if option else _first_line(text))
+    return _in_its_words(text, overrides, option)
+
+
+def _in_its_words(text: str, overrides: Sequence[str], option: str | None) -> UserError:
+    """What the error says, about the setting that it names behind that, if it does."""
+    said = f"{option}.yaml: {_first_line(text)}" if option else _first_line(text)
+    key = re.search(r"full_key: (?P<key>[^\s[]+)", text)
+    if key is None or option:
+        return UserError(said)
+    typed = [line.partition("=")[2] for line in overrides if line.partition("=")[0] == key["key"]]
+    return UserError(said, field=key["key"], value=typed[-1]) if typed else UserError(f"{key['key']}: {said}")
 
 
 def _wrong_choice(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
@@ -151,10 +165,11 @@ def _wrong_reference(text: str, overrides: Sequence[str], option: str | None) ->
 
 def _no_value(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
     """Null, or nothing, where a value belongs."""
-    if match := re.match(r"Missing mandatory value: \S+\s+full_key: (?P<key>\S+)", text):
+    missing = r"(Structured config of type `\w+` has m|M)issing mandatory value: \S+\s+full_key: (?P<key>\S+)"
+    if match := re.match(missing, text):
         return UserError("expected a value", field=match["key"], value="???")
-    null = r"field '(?P<field>\S+)' is not Optional|Incompatible value 'None' for field of type '(?P<kind>\w+)'"
-    match = re.match(null, text)
+    null = r"Incompatible value 'None' for field of type '|Invalid type assigned: NoneType is not a subclass of "
+    match = re.match(rf"field '(?P<field>\S+)' is not Optional|({null})(?P<kind>\w+)", text)
     if match is None:
         return None
     known = re.search(r"full_key: (?P<key>\S+)", text)
@@ -183,12 +198,17 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     """The sentence for an override of a key that does not exist, from the config composed without it."""
     key, _, value = line.partition("=")
     parent, _, name = key.rpartition(".")
+    while parent and OmegaConf.select(composed, parent) is None:  # there is no such setting either
+        parent, _, name = parent.rpartition(".")
+    below = key.removeprefix(f"{parent}.").removeprefix(name)
     node = OmegaConf.select(composed, parent) if parent else composed
     known = [str(k) for k in node if k not in ("hydra", "name", "_target_")] if isinstance(node, DictConfig) else []
     group = parent.replace(".", "/")
     choice = composed.hydra.runtime.choices.get(group)
     here = f"{group}={choice}" if choice else parent or "a run"
     meant = _meant(name, parent, known, composed)
+    if meant in GROUPS or meant in OF_SEVERAL:
+        meant = f"{meant}{below}"
     hint = f"; did you mean {meant}?" if meant else ""
     return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
 
@@ -203,7 +223,7 @@ def _meant(name: str, parent: str, known: Sequence[str], composed: DictConfig) -
         return name
     if close := most_like(name, known):
         return f"{parent}.{close}" if parent else close
-    return CALLED_HERE.get(most_like(name, list(CALLED_HERE)) or "")
+    return _of_a_group(name, composed) or CALLED_HERE.get(most_like(name, list(CALLED_HERE)) or "")
 
 
 def _set_by_a_file(key: str, schema: str) -> UserError:
