@@ -19,6 +19,7 @@ from dpbench.garbage import uncollected
 with starting(), uncollected():  # torch alone makes half a million objects that stay
     import hydra
     from hydra._internal.utils import get_args_parser
+    from hydra.errors import HydraException
     from omegaconf import DictConfig
 
     from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
@@ -77,7 +78,11 @@ def _main(typed: list[str]) -> int:
     overrides = [quoted(override) for override in written]
     if options.info or options.hydra_help or options.shell_completion:
         find_own_stages(_folders(options))
-        _launch(flags, overrides)
+        try:
+            _launch(flags, [] if options.hydra_help else overrides)  # which is about Hydra alone, and knows no run
+        except HydraException:
+            compose_jobs(overrides, multirun=options.multirun, config_dirs=_folders(options))  # says what is wrong
+            raise
         return OK
     _refuse_launcher(overrides)
     _refuse_other_folders(overrides)

@@ -14,7 +14,14 @@ from dpbench.config import compose_jobs
 
 @pytest.mark.parametrize(
     "typed",
-    ["--info searchpath", "--info config", "--info defaults-tree", "algo=disk --info", "--info config algo=disk"],
+    [
+        "--info searchpath",
+        "--info config",
+        "--info defaults-tree",
+        "algo=disk --info",
+        "--info config algo=disk",
+        "algo=disk --hydra-help",
+    ],
 )
 def test_what_hydra_tells_of_itself_is_told(typed):
     """In a process of its own, where no command has looked for options yet."""
@@ -22,6 +29,12 @@ def test_what_hydra_tells_of_itself_is_told(typed):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_hydra_can_not_tell_is_said_in_a_line(tmp_path):
+    outcome = run(tmp_path, "nosuch=3", "--info", "config")
+    assert outcome.code == 2
+    assert outcome.error().startswith("nosuch=3: no such setting; a run has algo, ")
 
 
 def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path):
