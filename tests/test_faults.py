@@ -222,6 +222,30 @@ def test_a_forced_run_that_cannot_take_the_place_of_the_one_before_leaves_that_i
     assert snapshot(record) == before
 
 
+def test_a_forced_run_that_is_killed_while_it_takes_the_place_of_the_one_before_takes_it_next_time(
+    finished, monkeypatch
+):
+    record = finished
+    rename = Path.rename
+
+    def die(self: Path, target: Path) -> Path:
+        if self.name.endswith(".rerun"):
+            raise SystemExit
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        with pytest.raises(SystemExit):
+            carry_out(record.parents[2], force=True)
+    assert {path.name for path in record.parent.iterdir()} >= {"0.rerun", "0.replaced"}
+    assert not record.exists()
+    forced = read(record.with_name("0.rerun"), "provenance.json")
+    assert carry_out(record.parents[2]).code == 0
+    assert status(record) == "finished"
+    assert read(record, "provenance.json") == forced
+    assert not record.with_name("0.replaced").exists()
+
+
 def test_a_disk_that_is_full_before_the_first_run_is_bad_input(tmp_path):
     with no_longer_files_than(1000):
         outcome = run(tmp_path / "results", "eps=inf")

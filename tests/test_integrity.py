@@ -168,6 +168,18 @@ def test_leftovers_of_killed_runs_are_found_and_moved(store, record, kind, says)
     assert results(store, "check").code == 0
 
 
+def test_what_a_forced_run_was_killed_in_the_middle_of_is_left_to_it(store, record):
+    rerun, replaced = leave(record, "rerun"), leave(record, "replaced")
+    shutil.rmtree(record)
+    age_by(store, 7200)
+    outcome = results(store, "check", "quarantine=true")
+    assert outcome.code == 1
+    for left in (rerun, replaced):
+        said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
+        assert f"{left.relative_to(store)}: {said}\n" in outcome.out
+        assert left.exists()
+
+
 def test_a_run_that_was_killed_is_told_from_one_under_way(store, record):
     change(record, "status.json", lambda _: {"status": "running"})
     os.utime(record)

@@ -109,7 +109,10 @@ def _findings(
         seed, _, kind = path.name.partition(".")
         if not is_seed(seed) or _silence(path) < quiet:
             continue
-        if kind == "rerun":
+        if kind in ("rerun", "replaced") and (folder / f"{seed}.replaced").exists() and not (folder / seed).exists():
+            said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
+            yield Finding(path, said, False)
+        elif kind == "rerun":
             if _silence(folder / seed) < quiet:  # the lock, which a forced run renews between its evaluations
                 continue
             status = Recorded.read(path).status or "nothing recorded"

@@ -78,14 +78,25 @@ class RunRecord:
     def _rerun_folder(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.rerun")
 
+    def _replaced_folder(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.replaced")
+
     def acquire(self) -> bool:
         """Take the run's lock, unless another process has it; whether it is held now.
 
+        Where a forced run was killed while it took the place of the one before, it takes that now.
+
         Raises:
-            RecordError: its file can't be written.
+            RecordError: its file can't be written, or the place not be taken.
         """
         with self._explained("no lock can be made for"):
-            return self.lock.acquire()
+            held = self.lock.acquire()
+        if held and self._replaced_folder().exists() and not self.folder.exists():
+            with self._explained("the run before can't be replaced in"):
+                rerun = self._rerun_folder()
+                (rerun if rerun.exists() else self._replaced_folder()).rename(self.folder)
+            shutil.rmtree(self._replaced_folder(), ignore_errors=True)
+        return held
 
     def start(
         self,
@@ -194,7 +205,7 @@ class RunRecord:
                 self._replace()
 
     def _replace(self) -> None:
-        replaced = self.folder.with_name(f"{self.folder.name}.replaced")
+        replaced = self._replaced_folder()
         shutil.rmtree(replaced, ignore_errors=True)
         self.folder.rename(replaced)
         try:
