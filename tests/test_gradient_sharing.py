@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from dpbench.models.layers import WSConv2d
+
 
 @pytest.fixture(autouse=True)
 def _seed():
@@ -172,6 +174,26 @@ def test_linear_and_transposed_linear_of_one_weight():
 
     x = torch.randn(4, 3, 5)
     assert_exact(read_out(Coder(), example=x), x)
+
+
+class Rarely(nn.Module):
+    """Two standardised convolutions, the second in samples of one kind, that share what is named."""
+
+    def __init__(self, *shared):
+        super().__init__()
+        self.first, self.second = WSConv2d(2, 2, 3), WSConv2d(2, 2, 3)
+        for name in shared:
+            setattr(self.second, name, getattr(self.first, name))
+
+    def forward(self, x):
+        return torch.tanh(self.first(x)) + torch.relu(x[:, :1, :1, :1]) * self.second(x)
+
+
+@pytest.mark.parametrize("shared", [("weight",), ("gain",), ("weight", "gain")])
+def test_standardised_convolutions_that_share_parameters_of_which_the_first_samples_show_nothing(shared):
+    x = torch.randn(6, 2, 5, 5)
+    x[:3, 0, 0, 0], x[3:, 0, 0, 0] = -1, 1
+    assert_exact(read_out(Rarely(*shared), example=x), x, spread=1e-3, books=len(shared) == 2)
 
 
 # Frozen parameters, and parameters that are not used

@@ -66,6 +66,7 @@ class Recording:
         self._chooser = chooser
         self._summands = summands
         self._calls: dict[Parameters, list[Use]] = {}
+        self._together: dict[int, tuple[int, ...]] = {}
         self._anchor: Tensor | None = None
 
     def watch(self, output: Tensor, read: Tensor, parts: Iterable[Part]) -> Tensor:
@@ -83,7 +84,7 @@ class Recording:
         if not waiting:
             return output
         for part in waiting:
-            self._calls.setdefault(part.parameters, []).append(part.use)
+            self._expect(part)
         if output._is_view():  # autograd drops the hooks of a view that is changed in place
             output = torch.ops.aten._unsafe_view(output, output.shape)
         if not output.requires_grad:
@@ -114,7 +115,7 @@ class Recording:
         copies = self.weights.repeated(parameter, rows).view(rows, *[1] * leading, *parameter.shape)
         part = Part((parameter,), Direct((tuple(parameter.shape),)), lambda b: self.per_row(parameter, b))
         if self._trains(part):
-            self._calls.setdefault(part.parameters, []).append(part.use)
+            self._expect(part)
             copies.requires_grad_().register_hook(lambda b: self._add(part, b.detach()))
         return copies
 
@@ -147,6 +148,18 @@ class Recording:
         if any(trained) and not all(trained):
             raise UserError("of a layer with weight standardisation, train both weight and gain, or none")
         return all(trained)
+
+    def _expect(self, part: Part) -> None:
+        """Count a call.
+
+        Raises:
+            UserError: a parameter of the part belongs to another summand, and norms would lack their inner product.
+        """
+        together = tuple(map(id, part.parameters))
+        for parameter in together:
+            if self._together.setdefault(parameter, together) != together:
+                raise UserError("a layer with weight standardisation shares its weight or gain, but not both")
+        self._calls.setdefault(part.parameters, []).append(part.use)
 
     def _rooted(self, output: Tensor) -> Tensor:
         """The output, from which on autograd keeps a graph."""
