@@ -129,10 +129,9 @@ def assert_exact(
         engine = PerSampleGradients(
             twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views, strategies=strategies
         )
-        if not checked:
-            # None of the next batches is compared.
-            engine._way, engine._batches = Books(1, channels_last=engine.channels_last), 4
         typed = inputs.to(DEVICE, dtype) if inputs.is_floating_point() else inputs.to(DEVICE)
+        if not checked:
+            trust(engine, Books(1, channels_last=engine.channels_last), typed, targets)
         complaints = []
         for count in points:
             weighted = list(zip(WEIGHTS[count], iterates, plain, strict=False))
@@ -145,6 +144,12 @@ def assert_exact(
             assert_tape(tape, want, groups, factors, tolerance)
             torch.testing.assert_close(tape.losses.double().cpu(), weighted[0][2][0], rtol=tolerance, atol=tolerance)
         assert books is None or len(complaints) == (not books), complaints
+
+
+def trust(engine, way, inputs, targets):
+    """Let an engine take a way without comparing it in one of the next batches like this one."""
+    engine._way, engine._batches = way, 4
+    engine._compared_batches.add(inputs, targets, len(targets))
 
 
 def groups_of(flat, per_layer):

@@ -233,6 +233,66 @@ def test_chunks_of_samples_are_found_in_a_whole_batch(flat):
     assert_right(engine_of(InChunks(flat)), (x, y))
 
 
+def test_chunks_of_samples_are_found_in_the_first_batch_that_has_several():
+    engine = engine_of(InChunks(flat=True))
+    assert_right(engine, (torch.randn(4, 4, 5).double(), torch.randint(3, (4,))))
+    assert isinstance(engine._way, Books)
+    assert_right(engine, (torch.randn(8, 4, 5).double(), torch.randint(3, (8,))))
+    assert isinstance(engine._way, Rows)
+
+
+def test_a_batch_that_is_larger_hides_nothing_of_those_before_it():
+    model = Turning()
+    engine = engine_of(model)
+    points = [Point(1.0, engine.flat.vector)]
+    for count in (5, 5, 5):
+        engine.record(points, torch.randn(count, 4).double(), torch.randint(3, (count,)))
+        model.turned = True
+    with pytest.raises(UserError, match=r"right in its first batches.*and maybe in some before it"):
+        engine.record(points, torch.randn(6, 4).double(), torch.randint(3, (6,)))
+
+
+class TimeFirst(nn.Module):
+    """Puts the samples of each time together, which of one time alone is their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x.transpose(0, 1).flatten(0, 1)))
+        return self.head(h.view(-1, len(x), 4).sum(0))
+
+
+class OfAnyRank(nn.Module):
+    """Scales features, of vectors or of sequences of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.randn(5)), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x * self.scale).view(len(x), -1, 5).sum(1))
+
+
+SHAPES = {
+    "one time, then two": (TimeFirst, (4, 1, 5), (4, 2, 5)),
+    "vectors, then as many as there are samples": (OfAnyRank, (4, 5), (4, 4, 5)),
+    "sequences, then vectors": (OfAnyRank, (4, 3, 5), (4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_right_for_samples_of_one_shape_alone(name):
+    kind, first, then = SHAPES[name]
+    engine = engine_of(kind())
+    y = torch.randint(3, (4,))
+    assert_right(engine, (torch.randn(first).double(), y))
+    assert isinstance(engine._way, Books)
+    assert_right(engine, (torch.randn(then).double(), y))
+    assert isinstance(engine._way, Rows)
+
+
 class Positions(nn.Module):
     def __init__(self):
         super().__init__()
@@ -412,6 +472,18 @@ def test_a_weight_that_is_used_without_its_layer_in_training_alone(between):
     tape = engine.record(points, x, y)
     own = tape.weighted_sum(torch.ones(1, 4).double())[: engine.model.inner.weight.numel()]
     assert isinstance(engine._way, Rows)
+    assert own.norm() > 0.01
+
+
+@pytest.mark.parametrize("between", [drop_connect, weight_noise])
+def test_a_model_that_goes_into_training_mode_is_compared_anew(between):
+    engine = engine_of(Drawing(between).eval())
+    x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
+    points = [Point(1.0, engine.flat.vector)]
+    assert_right(engine, (x, y))
+    assert isinstance(engine._way, Books)
+    engine.model.train()
+    own = engine.record(points, x, y).weighted_sum(torch.ones(1, 4).double())[: engine.model.inner.weight.numel()]
     assert own.norm() > 0.01
 
 

@@ -14,6 +14,7 @@ from gradient_checks import (
     assert_standardised_exact,
     read_out,
     standardised,
+    trust,
 )
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -342,7 +343,7 @@ def test_timing_leaves_what_it_times_as_it_was(points, monkeypatch, tmp_path):
     inputs, labels = torch.randn(5, 3, 6).double(), torch.randint(3, (5,))
     flat = FlatParameters(model)
     engine = PerSampleGradients(model, flat, per_sample_loss)
-    engine._way, engine._batches = Books(1), 4  # so that the first record is the one that times
+    trust(engine, Books(1), inputs, labels)  # so that the first record is the one that times
     query = [Point(0.5 + j, flat.vector + 0.1 * j) for j in range(points)]
     first, second = (engine.record(query, inputs, labels) for _ in range(2))
     factors = torch.rand(1, 5).double()

@@ -583,7 +583,7 @@ def test_tokens_of_a_sample_that_nearly_cancel_exceed_no_bound(kinds, layer):
     y = torch.arange(8) % 2
     with torch.no_grad():
         for _ in range(16):  # comparisons with autograd, which could tell nothing of such samples, are behind
-            engine.record(points, shaped(torch.randn(4, 256, 3)), y[:4])
+            engine.record(points, shaped(torch.randn(8, 256, 3)), y)
         flat.vector.mul_(1e-9)
     half = 1e7 * torch.randn(8, 128, 3)
     x = shaped(torch.cat([half, -half], dim=1)[:, torch.randperm(256)] + 0.1 * torch.randn(8, 256, 3))

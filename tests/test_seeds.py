@@ -441,11 +441,11 @@ class Turning(nn.Module):
         return self.head(torch.tanh(torch.where(large, F.linear(x.tanh(), self.inner.weight), y)))
 
 
-def turning(of_batch, seeds=3):
+def fused_of(build, seeds=3):
     engines = []
     for seed in range(seeds):
         torch.manual_seed(seed)
-        model = Turning(of_batch)
+        model = build()
         engines.append(PerSampleGradients(model, FlatParameters(model), per_sample_loss))
     return engines, FusedGradients(engines[0].model, engines[0].flat, per_sample_loss)
 
@@ -460,7 +460,7 @@ def sums_of(engines, fused, x, y):
 
 
 def test_shared_passes_are_compared_again_on_the_way():
-    engines, fused = turning(of_batch=False)
+    engines, fused = fused_of(lambda: Turning(of_batch=False))
     torch.manual_seed(9)
     x, y = torch.randn(20, 6).clamp(-2, 2), torch.randint(3, (20,))
     assert fused.objection(x[:9], y[:9]) is None
@@ -473,7 +473,7 @@ def test_shared_passes_are_compared_again_on_the_way():
 
 
 def test_seeds_whose_rows_mix_where_they_are_many_go_on_one_by_one():
-    engines, fused = turning(of_batch=True)
+    engines, fused = fused_of(lambda: Turning(of_batch=True))
     torch.manual_seed(9)
     x, y = torch.randn(20, 6), torch.randint(3, (20,))
     assert fused.objection(x[:9], y[:9]) is None
@@ -483,6 +483,31 @@ def test_seeds_whose_rows_mix_where_they_are_many_go_on_one_by_one():
         for got, request in zip(found, requests, strict=True):
             assert_same(got, request._replace(batch=[(x, y)]).alone(), torch.float32)
         found, requests = sums_of(engines, fused, x, y)
+
+
+class TimeFirst(nn.Module):
+    """Puts the samples of each time together, which of one time alone is their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.inner(x.transpose(0, 1).flatten(0, 1)))
+        return self.head(h.view(-1, len(x), 6).sum(0))
+
+
+@pytest.mark.filterwarnings("ignore:falling back to materialised")
+def test_seeds_whose_rows_mix_in_samples_of_another_shape_go_on_one_by_one():
+    engines, fused = fused_of(TimeFirst)
+    torch.manual_seed(9)
+    x, y = torch.randn(6, 2, 6), torch.randint(3, (6,))
+    assert fused.objection(x[:, :1], y) is None
+    sums_of(engines, fused, x[:, :1], y)
+    with pytest.warns(UserWarning, match="seeds computed one by one"):
+        found, requests = sums_of(engines, fused, x, y)
+    for got, request in zip(found, requests, strict=True):
+        assert_same(got, request._replace(batch=[(x, y)]).alone(), torch.float32)
 
 
 def test_models_that_differ_in_what_they_do_not_train_are_not_alike():

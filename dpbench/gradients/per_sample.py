@@ -25,7 +25,7 @@ from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import is_due, out_of_memory, without_fast_paths
+from dpbench.gradients.verify import Compared, is_due, out_of_memory, without_fast_paths
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
@@ -89,8 +89,10 @@ class PerSampleGradients:
         self._find_layers(per_layer)
         self.channels_last = wants_channels_last([layer for layer, _ in self._layers], flat.vector.device)
         self._way: Way | None = None
+        self._modes = _modes(model)
         self._samples_compared = 0
         self._batches = 0
+        self._compared_batches = Compared()
         self.most: int | None = None
         self._replays = Replays(model, flat)
 
@@ -238,6 +240,9 @@ class PerSampleGradients:
     def way(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Way:
         """The way for a micro-batch: that of those before, which is compared with autograd now and then.
 
+        So it is in the first one, and where samples have another shape or there are more of them, since what a model
+        does may hang on either: another way is then taken if it is wrong. It is found anew for another mode.
+
         Args:
             points: as for `record`.
             inputs: as for `record`.
@@ -246,18 +251,23 @@ class PerSampleGradients:
         Raises:
             UserError: gradients of this batch are wrong, though those of batches before were right.
         """
+        modes = _modes(self.model)
         # One sample alone can't tell of what depends on others.
-        if self._way is None or (self._samples_compared == 1 and len(inputs) > 1):
+        if self._way is None or modes != self._modes or (self._samples_compared == 1 and len(inputs) > 1):
             found = settle(self, inputs, targets)
             if found is None:
                 return self.one_by_one()
             self._way, self._samples_compared, self._batches = found.way, len(inputs), 0
+            self._modes, self._compared_batches = modes, Compared()
             if found.complaint:
                 self._fall_back(found.complaint, found.way)
         if isinstance(self._way, Rows) and self._way.by_plain_autograd:
             return self._way
         due = self._batches + 1
-        if due == 1:
+        known, most = self._compared_batches.has_like(inputs, targets), self._compared_batches.most
+        if known and is_due(due):
+            self.require_right(points, inputs[:most], targets[:most], due.bit_length() // 2)
+        if not known or len(targets) > most:
             problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
             if problem not in (None, UNDECIDED) and isinstance(self._way, Books) and self._way.channels_last:
                 # The model may depend on the layout, as one does that views maps as vectors.
@@ -267,8 +277,7 @@ class PerSampleGradients:
                 return self.one_by_one()
             if problem is not None:
                 self._fall_back(problem)
-        elif is_due(due):
-            self.require_right(points, inputs, targets, due.bit_length() // 2)
+            self._compared_batches.add(inputs, targets, len(targets))
         self._batches = due
         return self._way
 
@@ -395,6 +404,11 @@ class PerSampleGradients:
             for owner, slot, parameter in self._direct:
                 delattr(owner, slot)
                 owner._parameters[slot] = parameter  # type: ignore[assignment]
+
+
+def _modes(model: nn.Module) -> list[bool]:
+    """Which parts of a model are in training mode."""
+    return [module.training for module in model.modules()]
 
 
 def _generators(inputs: Tensor) -> Generators:

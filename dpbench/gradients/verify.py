@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -34,6 +34,31 @@ LARGE = 50_000_000
 def is_due(number: int) -> bool:
     """Whether the comparison of this one is due: of 1, 4, 16, 64, ..."""
     return number & (number - 1) == 0 and number.bit_length() % 2 == 1
+
+
+class Compared:
+    """The batches that were compared so far.
+
+    Attributes:
+        most: samples of the largest one.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._shapes: set[Hashable] = set()
+
+    def has_like(self, inputs: Tensor, targets: Tensor) -> bool:
+        """Whether samples of one of them had the shapes that these have."""
+        return _of_samples(inputs, targets) in self._shapes
+
+    def add(self, inputs: Tensor, targets: Tensor, samples: int) -> None:
+        """A batch of so many samples like these was compared."""
+        self.most = max(self.most, samples)
+        self._shapes.add(_of_samples(inputs, targets))
+
+
+def _of_samples(inputs: Tensor, targets: Tensor) -> Hashable:
+    return inputs.shape[1:], targets.shape[1:], inputs.dtype
 
 
 def some(t: Tensor) -> Tensor:
