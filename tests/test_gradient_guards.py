@@ -329,6 +329,29 @@ def test_a_use_that_the_first_samples_do_not_have():
     assert_right(engine_of(Rare()), (x, y))
 
 
+class RareByAnotherName(nn.Module):
+    """Has a parameter under two names, one of which samples of one kind alone make use of."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+        self.shift = self.scale
+
+    def forward(self, x):
+        return self.head(torch.tanh(x * self.scale + torch.relu(x[:, :1]) * self.shift))
+
+
+@pytest.mark.parametrize("kind", [Rare, RareByAnotherName])
+def test_a_use_that_the_first_batch_does_not_have(kind):
+    x, y = torch.randn(6, 6).double(), torch.randint(3, (6,))
+    common, rare = x.clone(), x.clone()
+    common[:, 0], rare[:, 0] = -1, 1
+    engine = engine_of(kind())
+    assert_right(engine, (common, y))
+    assert isinstance(engine._way, Rows)
+    assert_right(engine, (rare, y))
+
+
 class Turning(nn.Module):
     """Comes to use a weight without its layer."""
 

@@ -576,10 +576,10 @@ def test_models_without_books_fall_back_with_one_warning(name):
     assert re.fullmatch(FALLBACK + r": [^()]+ \(.{10,}\)", messages[0], re.DOTALL)
 
 
-def test_warning_names_the_parameter_whose_books_are_wrong():
+def test_warning_names_the_parameter_that_is_used_past_its_layer():
     model = Outside()
     flat = FlatParameters(model)
-    with pytest.warns(UserWarning, match=FALLBACK + r".*\(gradients of 'layer\.weight' deviate from autograd's\)"):
+    with pytest.warns(UserWarning, match=FALLBACK + r".*\(parameter 'layer\.weight' is used past its layer, or "):
         PerSampleGradients(model, flat, cross_entropy).record(
             [Point(1.0, flat.vector)], torch.randn(4, 6), torch.randint(3, (4,))
         )

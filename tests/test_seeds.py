@@ -438,7 +438,9 @@ class Turning(nn.Module):
         if self.of_batch:
             return self.head(torch.tanh(y - y.mean(0).detach() if len(x) > 40 else y))
         large = x.abs().amax(1, keepdim=True) > 3
-        return self.head(torch.tanh(torch.where(large, F.linear(x.tanh(), self.inner.weight), y)))
+        if large.any():
+            y = torch.where(large, F.linear(x.tanh(), self.inner.weight), y)
+        return self.head(torch.tanh(y))
 
 
 def fused_of(build, seeds=3):

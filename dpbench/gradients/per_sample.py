@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -385,15 +386,38 @@ class PerSampleGradients:
             summand = summands.setdefault((parameter,), Held(HOLD))
             summand.add(direct(part), Direct((tuple(parameter.shape),)))
 
-    @contextmanager
-    def _watched(self, recording: Recording, way: Books) -> Iterator[None]:
+    def used_otherwise(self, inputs: Tensor, targets: Tensor) -> str | None:
+        """The name of a parameter that books do not see a use of, or None; its gradient may be zero for these samples.
+
+        Args:
+            inputs: as for `record`.
+            targets: as for `record`.
+        """
+        with self._replaced(lambda layer, _: _of_constants(layer), Tensor.detach), torch.enable_grad():
+            losses = sample_losses(self.model, self.loss, inputs, targets, self.views)
+        if not losses.requires_grad:
+            return None
+        parts = torch.autograd.grad(losses.sum(), self.flat.parameters, allow_unused=True)
+        return next((name for name, part in zip(self.flat.names, parts, strict=True) if part is not None), None)
+
+    def _watched(self, recording: Recording, way: Books) -> AbstractContextManager[None]:
         """Let layers keep books, and each row have its own copy of the parameters outside of them."""
+        return self._replaced(
+            lambda layer, forward: partial(forward, recording, layer),
+            lambda parameter: _repeated(recording, parameter, way.leading),
+        )
+
+    @contextmanager
+    def _replaced(
+        self, forwards: Callable[[nn.Module, Forward], Forward], values: Callable[[Tensor], Tensor]
+    ) -> Iterator[None]:
+        """Let layers have other forwards, and the owners of parameters outside of them other values."""
         own = [(layer, vars(layer).get("forward")) for layer, _ in self._layers]
         for layer, forward in self._layers:
-            layer.forward = partial(forward, recording, layer)
+            layer.forward = forwards(layer, forward)
         for owner, slot, parameter in self._direct:
             del owner._parameters[slot]
-            setattr(owner, slot, _repeated(recording, parameter, way.leading))
+            setattr(owner, slot, values(parameter))
         try:
             yield
         finally:
@@ -404,6 +428,22 @@ class PerSampleGradients:
             for owner, slot, parameter in self._direct:
                 delattr(owner, slot)
                 owner._parameters[slot] = parameter  # type: ignore[assignment]
+
+
+def _of_constants(layer: nn.Module) -> Forward:
+    """The layer's own computation, for which autograd takes its parameters for constants."""
+    forward, trained = layer.forward, [parameter for parameter in layer.parameters() if parameter.requires_grad]
+
+    def of_constants(*args: Any, **kwargs: Any) -> Any:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_()
+
+    return of_constants
 
 
 def _modes(model: nn.Module) -> list[bool]:

@@ -139,6 +139,7 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
         try:
             with held_still(levels[0]):
                 complaint = rows_by_data(copy, twin.layers, twin.direct, rows)
+            complaint = complaint or _used_otherwise(twin, levels, inputs, targets)
         except Exception as error:  # it can't be followed, perhaps because it is compiled
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
@@ -154,6 +155,18 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
                 return Settled(way, "" if isinstance(way, Books) else complaint or "")
             complaint = complaint or problem
         return Settled(engine.one_by_one(), complaint or "")
+
+
+def _used_otherwise(
+    twin: PerSampleGradients, levels: Sequence[float | None], inputs: Tensor, targets: Tensor
+) -> str | None:
+    """What is wrong with books that do not see all uses of a parameter, be it by samples of one kind; or None."""
+    for level in levels:
+        with held_still(level):
+            name = twin.used_otherwise(inputs, targets)
+        if name is not None:
+            return f"parameter {name!r} is used past its layer, or under another name"
+    return None
 
 
 def _problem(
