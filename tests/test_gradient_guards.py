@@ -992,6 +992,8 @@ def test_no_sample_exceeds_its_bound_where_its_parts_cancel(calls, scale):
 
 @pytest.mark.parametrize("calls", [1, 2])
 def test_inner_products_in_single_precision_would_let_samples_exceed_it(calls, monkeypatch):
+    # The comparison of a batch would notice.
+    monkeypatch.setattr("dpbench.gradients.settle.short_norm", lambda *_: None)
     monkeypatch.setattr("dpbench.gradients.tape.CANCELLING", 0.0)
     assert largest_clipped(*difference(calls, 1000.0)) > 1.5
 

@@ -18,6 +18,7 @@ from dpbench.gradients import FlatParameters, PerSampleGradients, uses
 from dpbench.gradients.joined import SameInput, SideBySide
 from dpbench.gradients.summands import Factored, Held
 from dpbench.gradients.uses import GreyPatches, Lookup, Outer, Patches, Squares
+from dpbench.gradients.verify import SAMPLES
 from dpbench.query import Point
 
 
@@ -200,3 +201,27 @@ def test_wrong_books_are_rejected_for_right_gradients(name, monkeypatch):
     assert_exact(model, x, books=False)
     with pytest.raises(AssertionError):
         assert_exact(model, x, points=(1,), books=None, checked=False)
+
+
+def too_short_in_batches(method):
+    def squares(self, terms, strategy):
+        found = method(self, terms, strategy)
+        return found if len(terms[0].b) <= SAMPLES else Squares(0.5 * found.whole, found.parts)
+
+    return squares
+
+
+@pytest.mark.parametrize("use", [Outer, Patches, Lookup])
+def test_norms_that_are_wrong_in_whole_batches_alone_are_noticed(use, monkeypatch):
+    build, x = {
+        Outer: (lambda: nn.Linear(5, 4), torch.randn(9, 3, 5)),
+        Patches: (lambda: nn.Conv2d(2, 3, 2), torch.randn(9, 2, 4, 4)),
+        Lookup: (lambda: nn.Embedding(9, 4), torch.randint(9, (9, 3))),
+    }[use]
+    model = read_out(build(), nn.Tanh(), example=x)
+    gram = frozenset({"gram"})
+    assert_exact(model, x, strategies=gram)
+    monkeypatch.setattr(use, "gram_squares", too_short_in_batches(use.gram_squares))
+    assert_exact(model, x, strategies=gram, books=False)
+    with pytest.raises(AssertionError):
+        assert_exact(model, x, strategies=gram, points=(1,), checked=False)

@@ -157,6 +157,8 @@ def test_norms_are_not_too_small_where_terms_nearly_cancel(name, weight):
 
 
 def test_inner_products_in_single_precision_would_be_too_small(monkeypatch):
+    # The comparison of a batch would notice.
+    monkeypatch.setattr("dpbench.gradients.settle.short_norm", lambda *_: None)
     monkeypatch.setattr("dpbench.gradients.tape.CANCELLING", 0.0)
     # How much too small is up to rounding, which differs between processors.
     assert max(largest_share_of_the_bound("linear on tokens", 1e4) for _ in range(20)) > 2

@@ -29,6 +29,7 @@ from dpbench.gradients.verify import (
     mixes_samples,
     moved,
     out_of_memory,
+    short_norm,
     some,
     undisturbed_copy,
     without_fast_paths,
@@ -198,8 +199,9 @@ def problem_in_batch(
     """What is wrong with a way for this batch; None for nothing, `UNDECIDED` where gradients are not finite.
 
     For random factors c_i, the sum Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain
-    autograd gives for all samples at once: a row that is taken for another sample's shows. A model that mixes samples
-    in large batches alone shows by their losses in half of the batch or alone.
+    autograd gives for all samples at once: a row that is taken for another sample's shows. The norm of one sample, by
+    the strategies that are taken for so many, is compared with what a sum has of it. A model that mixes samples in
+    large batches alone shows by their losses in half of the batch or alone.
 
     What deviates is compared once more, elsewhere: where the input of a ReLU is zero but for rounding, both gradients
     of its sample are right, and they differ. Such a place is not met twice, and what is wrong is wrong at both.
@@ -224,7 +226,8 @@ def _problem_near(
     """`problem_in_batch`, at one place near the points, which the seed decides with the factors."""
     flat = engine.flat
     # At most 1: whether a run ends here must not hang on one sample whose inputs, multiplied, are beyond all numbers.
-    factors = torch.rand(len(targets), generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1).to(flat.vector)
+    generator = torch.Generator().manual_seed(seed)
+    factors = torch.rand(len(targets), generator=generator).mul_(2).sub_(1).to(flat.vector)
     level = LEVELS[seed % len(LEVELS)]
     # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
     elsewhere = [Point(weight, moved(iterate, seed)) for weight, iterate in points]
@@ -255,8 +258,9 @@ def _problem_near(
             with held_still(level):
                 tape = engine.record_by(way, elsewhere, inputs, targets)
                 have = tape.weighted_sum(factors.expand(engine.groups, -1))
+                short = short_norm(flat, tape, int(torch.randint(len(targets), (), generator=generator)))
         except Exception as error:
             if out_of_memory(error):
                 raise
             return f"{type(error).__name__}: {error}"
-    return deviation_of_sums(flat, have, want, of_parts=of_parts if engine.in_half else None)
+    return deviation_of_sums(flat, have, want, of_parts=of_parts if engine.in_half else None) or short

@@ -13,6 +13,7 @@ from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape
+from dpbench.gradients.uses.base import SMALLEST_SQUARE
 
 # Losses of samples, shape (n,), from what the model reads of them and their targets.
 Losses = Callable[[Tensor, Tensor], Tensor]
@@ -116,6 +117,19 @@ def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, of_pa
     for name, one, other in zip(flat.names, flat.views(have), flat.views(want), strict=True):
         if not bool((one - other).norm() <= of_own * other.norm() + of_all * whole):
             return f"in a batch, gradients of {name!r} deviate from autograd's"
+    return None
+
+
+def short_norm(flat: FlatParameters, tape: Tape, which: int) -> str | None:
+    """What is wrong with the norm of one sample if it is less than that of what a sum has of the sample, or None."""
+    if bool(tape.doubtful()):
+        tape.refine()
+    only = torch.zeros_like(tape.norms())
+    only[:, which] = 1
+    summed = tape.weighted_sum(only).norm()
+    # Of a gradient that no clip scales up to its bound, squares may underflow.
+    if bool(tape.whole_norms()[which] < (1 - sum(TOLERANCE[flat.vector.dtype])) * summed - SMALLEST_SQUARE**0.5):
+        return "in a batch, norms are less than those of what is summed"
     return None
 
 
