@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from gradient_checks import Attention, Language, Recurrent, Tokens, cross_entropy, next_token, read_out
+from gradient_checks import FALLBACK, Attention, Language, Recurrent, Tokens, cross_entropy, next_token, read_out
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
@@ -46,6 +46,30 @@ def test_norms_under_autocast_are_those_of_what_is_summed(name, kind):
 
 def test_norms_of_tied_weights_under_autocast_are_those_of_what_is_summed():
     assert_half_exact(Language(9, 8), torch.randint(9, (5, 6)), torch.randint(9, (5, 6)), next_token, None)
+
+
+class Outside(nn.Module):
+    """Uses a weight past its layer, and so keeps no books, beside what torch.func can map over samples or can't."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.inner, self.head, self.beside = nn.Linear(24, 24), nn.Linear(24, 3), beside
+
+    def forward(self, x):
+        return self.head(self.beside(torch.tanh(self.inner(x) @ self.inner.weight)))
+
+
+@pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_model_without_books_is_run_by_autocast_too(plain):
+    model = Outside((lambda h: h * float(h.detach().sum() < torch.inf)) if plain else nn.Identity())
+    x, y, flat = torch.randn(5, 24), torch.randint(3, (5,)), FlatParameters(model)
+    points = [Point(1.4, flat.vector + 0.02 * torch.randn_like(flat.vector)), Point(-0.4, flat.vector)]
+    half, whole = (PerSampleGradients(model, flat, cross_entropy, autocast=kind) for kind in (torch.bfloat16, None))
+    norms, close = half.record(points, x, y).norms(), whole.record(points, x, y).norms()
+    assert half._way.by_plain_autograd == whole._way.by_plain_autograd == plain
+    torch.testing.assert_close(norms, close, rtol=0.05, atol=0)
+    assert not torch.allclose(norms, close, rtol=1e-6)
 
 
 def assert_half_exact(model, x, y, loss, strategies):

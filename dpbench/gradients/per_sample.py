@@ -345,9 +345,10 @@ class PerSampleGradients:
                 if isinstance(way, Books):
                     found = self._keep_books(way, weight, len(points), inputs, targets, summands)
                 else:
-                    found, rows = way.gradients(inputs, targets)
+                    with self.autocast():
+                        found, rows = way.gradients(inputs, targets)
                     self._add_rows(rows.mul_(weight), summands)
-            losses.append(found.detach())
+            losses.append(full(found.detach()))
         return Tape(losses[0], self.flat, summands, self._groups)
 
     def _keep_books(
