@@ -945,6 +945,50 @@ def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():
     assert torch.equal(FlatParameters(model).vector, flat.vector)
 
 
+def freeze(model):
+    model[0].weight.requires_grad_(False)
+
+
+def unfreeze(model):
+    model[2].requires_grad_(True)
+
+
+def exchange(model):
+    model[0] = nn.Linear(4, 4, dtype=torch.float64)
+
+
+def assign(model):
+    model.load_state_dict({name: 2 * values for name, values in model.state_dict().items()}, assign=True)
+
+
+def move(model):
+    model.float().double()
+
+
+@pytest.mark.parametrize("kind", [PerSampleGradients, FusedGradients])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(freeze, "frozen"), (unfreeze, "unfrozen"), (exchange, "exchanged"), (assign, "exchanged"), (move, "moved")],
+)
+def test_parameters_that_are_not_those_of_the_vector_any_more_are_refused(change, what, kind):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model[2].requires_grad_(False)
+    engine = kind(model, FlatParameters(model), cross_entropy)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    points = [Point(1.0, engine.flat.vector)]
+    request = Request(engine, points, [(x, y)], torch.ones_like)
+
+    def computed():
+        return engine.clipped_sums([request, request]) if kind is FusedGradients else [request.alone()]
+
+    assert not any(isinstance(found, Exception) for found in computed())
+    change(model)
+    for asked in (computed, lambda: engine.record(points, x, y)):
+        with pytest.raises(UserError, match=rf"parameters of the model were .*{what}"):
+            asked()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 # Norms of parts that cancel
 
 

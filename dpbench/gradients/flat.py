@@ -49,6 +49,24 @@ class FlatParameters:
         for parameter, view in zip(self.parameters, self.views(vector), strict=True):
             parameter.data = view
 
+    def require_of(self, model: nn.Module) -> None:
+        """Raise `UserError` unless these are the parameters that the model trains, and it computes with the vector.
+
+        Of another one that requires a gradient, backward passes would leave that of all samples in its ``.grad``.
+        """
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        memory = self.vector.untyped_storage().data_ptr()
+        if list(map(id, trained)) != list(map(id, self.parameters)):
+            what = "were frozen, unfrozen or exchanged"
+        elif any(parameter.untyped_storage().data_ptr() != memory for parameter in trained):
+            what = "were moved to other memory"
+        else:
+            return
+        raise UserError(
+            f"parameters of the model {what} after they were made one vector; do that before, and then make "
+            "FlatParameters, and what is made of it"
+        )
+
     def views(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector of shape (..., d) in the shapes (..., *parameter)."""
         parts = vector.split(self._sizes, dim=-1)

@@ -175,6 +175,7 @@ class FusedGradients(PerSampleGradients):
     def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
         """What each request would have got alone, to rounding; or the error that it would have raised."""
         shares = [_Share.of(request) for request in requests]
+        self.flat.require_of(self.model)
         while True:
             pieces = [(share, piece) for share in shares if (piece := share.next()) is not None]
             if not pieces:

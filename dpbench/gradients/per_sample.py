@@ -155,7 +155,11 @@ class PerSampleGradients:
             batch: inputs and targets of micro-batches; no sample at all gives zero.
             factors: maps norms of shape (G, B), inf for broken samples, to factors of that shape.
             remainder: also sum what the factors leave over.
+
+        Raises:
+            UserError: the model trains other parameters than the flat ones.
         """
+        self.flat.require_of(self.model)
         running = Running(self.flat.vector, remainder=remainder)
         for inputs, targets in batch:
             waiting = [(inputs, targets)]
@@ -223,8 +227,10 @@ class PerSampleGradients:
             targets: (B, ...).
 
         Raises:
-            UserError: gradients of this batch are wrong, though those of batches before were right.
+            UserError: gradients of this batch are wrong, though those of batches before were right; or the model trains
+                other parameters than the flat ones.
         """
+        self.flat.require_of(self.model)
         return self._record(self.way(points, inputs, targets), points, inputs, targets)
 
     def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
