@@ -166,9 +166,10 @@ def test_each_size_and_query_has_a_recording_of_its_own(replaying):
             engine.clipped_sum(points, [(x[:size], y[:size])], halved)
         engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], halved)
     assert recorded(engine) == [3] * 4
-    engine.model.eval()
-    engine.clipped_sum(points, [(x, y)], halved)
-    assert recorded(engine) == [3] * 4
+    for training in ([False, False], [True, False]):  # of the model and of a part of it
+        engine.model.train(training[0]).layers.train(training[1])
+        engine.clipped_sum(points, [(x, y)], halved)
+        assert recorded(engine) == [3] * 4
 
 
 def test_of_many_sizes_some_are_launched(replaying, monkeypatch):

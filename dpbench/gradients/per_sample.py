@@ -26,7 +26,7 @@ from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import Compared, is_due, out_of_memory, without_fast_paths
+from dpbench.gradients.verify import Compared, is_due, modes_of, out_of_memory, without_fast_paths
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
@@ -90,7 +90,7 @@ class PerSampleGradients:
         self._find_layers(per_layer)
         self.channels_last = wants_channels_last([layer for layer, _ in self._layers], flat.vector.device)
         self._way: Way | None = None
-        self._modes = _modes(model)
+        self._modes = modes_of(model)
         self._samples_compared = 0
         self._batches = 0
         self._compared_batches = Compared()
@@ -258,7 +258,7 @@ class PerSampleGradients:
         Raises:
             UserError: gradients of this batch are wrong, though those of batches before were right.
         """
-        modes = _modes(self.model)
+        modes = modes_of(self.model)
         # One sample alone can't tell of what depends on others.
         if self._way is None or modes != self._modes or (self._samples_compared == 1 and len(inputs) > 1):
             found = settle(self, inputs, targets)
@@ -451,11 +451,6 @@ def _of_constants(layer: nn.Module) -> Forward:
                 parameter.requires_grad_()
 
     return of_constants
-
-
-def _modes(model: nn.Module) -> list[bool]:
-    """Which parts of a model are in training mode."""
-    return [module.training for module in model.modules()]
 
 
 def _generators(inputs: Tensor) -> Generators:

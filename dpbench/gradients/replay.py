@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpbench.errors import UserError
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
-from dpbench.gradients.verify import is_due
+from dpbench.gradients.verify import is_due, modes_of
 from dpbench.gradients.way import Books, Way
 from dpbench.query import Point
 
@@ -234,7 +234,7 @@ class Replays:
     def _of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
         flat = self._flat
         query = tuple((point.weight, point.iterate is flat.vector) for point in points)
-        key = (way, self._model.training, query, *map(_layout, (inputs, targets, flat.vector)))
+        key = (way, modes_of(self._model), query, *map(_layout, (inputs, targets, flat.vector)))
         if key not in self._recorded:
             self._launched[key] += 1
             if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES or not _room():

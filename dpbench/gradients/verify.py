@@ -37,6 +37,11 @@ def is_due(number: int) -> bool:
     return number & (number - 1) == 0 and number.bit_length() % 2 == 1
 
 
+def modes_of(model: nn.Module) -> tuple[bool, ...]:
+    """Which parts of a model are in training mode."""
+    return tuple(module.training for module in model.modules())
+
+
 class Compared:
     """The batches that were compared so far.
 
