@@ -933,8 +933,22 @@ def test_parameters_that_can_not_be_one_vector_are_refused():
         FlatParameters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
     tied = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
     tied[1].weight = nn.Parameter(tied[0].weight.t())
-    with pytest.raises(UserError, match=r"'0\.weight' and '1\.weight' share memory"):
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.weight' of the model share memory"):
         FlatParameters(tied)
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_what_is_not_trained_may_not_be_part_of_what_is(buffer):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    part = model[0].weight.detach()[1:].t()
+    if buffer:
+        model[1].register_buffer("also", part)
+    else:
+        model[1].also = nn.Parameter(part, requires_grad=False)
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.also' of the model share memory"):
+        FlatParameters(model)
+    model[1].also = torch.empty(7)[2:5].requires_grad_(False) if buffer else nn.Parameter(part.clone(), False)
+    assert len(FlatParameters(model)) == 17
 
 
 def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from dpbench.errors import UserError
 
@@ -32,7 +33,9 @@ class FlatParameters:
                 raise UserError(f"parameter {name!r} has no shape yet; run the lazy model on an example first")
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(f"parameter {name!r} is {parameter.dtype}; train in float32 or float64")
-        _require_apart(named)
+        trained = {id(parameter) for _, parameter in named}
+        others = chain(model.named_parameters(), model.named_buffers())
+        _require_apart(named, [(name, t) for name, t in others if id(t) not in trained])
         if len({parameter.dtype for _, parameter in named}) > 1:
             raise UserError("some parameters are float32 and some float64; make all of them one or the other")
         self.names = [name for name, _ in named]
@@ -108,23 +111,28 @@ class FlatParameters:
             parameter.grad = view
 
 
-def _require_apart(named: Sequence[tuple[str, Tensor]]) -> None:
-    """Raise `UserError` where a number belongs to two parameters."""
+def _require_apart(named: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Tensor]]) -> None:
+    """Raise `UserError` where a number belongs to two parameters, or to one and to what is not trained."""
     by_storage: dict[int, list[tuple[str, Tensor]]] = {}
     for name, parameter in named:
         if not parameter.is_meta and parameter.numel() > 0:
             by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
-    for sharing in by_storage.values():
-        if len(sharing) == 1:
+    beside: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, t in others:
+        if not is_lazy(t) and t.layout == torch.strided and t.numel() > 0 and t.dtype == named[0][1].dtype:
+            beside.setdefault(t.untyped_storage().data_ptr(), []).append((name, t))
+    for address, sharing in by_storage.items():
+        if len(sharing) == 1 and address not in beside:
             continue
         # Of each number of the storage the parameter that it belongs to, from 1 on.
         owner = torch.zeros(sharing[0][1].untyped_storage().nbytes() // sharing[0][1].element_size(), dtype=torch.int32)
-        for i, (name, parameter) in enumerate(sharing):
-            own = owner.as_strided(parameter.shape, parameter.stride(), parameter.storage_offset())
+        for i, (name, t) in enumerate(sharing + beside.get(address, [])):
+            own = owner.as_strided(t.shape, t.stride(), t.storage_offset())
             if (first := int(own.max())) > 0:
                 other = sharing[first - 1][0]
                 raise UserError(
-                    f"parameters {other!r} and {name!r} share memory, which training them as one vector would end; "
-                    "share one Parameter instead, and transpose or cut it where it is used"
+                    f"{other!r} and {name!r} of the model share memory, which training parameters as one vector would "
+                    "end; share one Parameter instead, and transpose or cut it where it is used"
                 )
-            own.fill_(i + 1)
+            if i < len(sharing):
+                own.fill_(i + 1)
