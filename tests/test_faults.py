@@ -544,7 +544,8 @@ def test_where_memory_runs_out_smaller_micro_batches_give_the_same_sum(most, err
     x, y = samples(16)
     plain, reference = small_model()
     tight = Tight(16, error)
-    gradients = PerSampleGradients(model := nn.Sequential(tight, *plain), FlatParameters(model), per_sample_loss)
+    model = nn.Sequential(tight, *deepcopy(plain))
+    gradients = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
     bound = clips.ThresholdClip()
     here = [Point(1.0, gradients.flat.vector.clone())]
     gradients.clipped_sum(here, [(x, y)], lambda norms: bound.factors(norms, 0.5))

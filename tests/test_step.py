@@ -237,6 +237,23 @@ def test_step_resumed_from_its_state_is_the_uninterrupted_one():
     assert torch.equal(second.gradients.flat.vector, whole.gradients.flat.vector)
 
 
+def test_a_copy_of_a_step_goes_on_as_the_step_would_and_leaves_it_alone():
+    batch = [(torch.randn(6, 3), torch.randint(3, (6,)))]
+    step, whole = (private_step(small_model(), ThresholdClip(), multiplier=1.0, query=TwoPoint()) for _ in range(2))
+    for _ in range(2):
+        step(batch)
+    before = step.gradients.flat.vector.clone()
+    copied = copy.deepcopy(step)
+    for _ in range(3):
+        copied(batch)
+    for _ in range(5):
+        whole(batch)
+    assert torch.equal(step.gradients.flat.vector, before)
+    for one in (copied, whole):
+        parameters = torch.cat([parameter.reshape(-1) for parameter in one.gradients.model.parameters()])
+        assert torch.equal(parameters, whole.gradients.flat.vector)
+
+
 @pytest.mark.parametrize("clip", [ThresholdClip(), NormalisedClip(), AutomaticClip(stabiliser=0.0), PSAClip()])
 @pytest.mark.parametrize("threshold", [1e-30, 1e-25, 1e-18, 1.0])
 def test_vectors_whose_squares_underflow_keep_the_bound(clip, threshold):

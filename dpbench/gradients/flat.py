@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import chain
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +49,14 @@ class FlatParameters:
     def __len__(self) -> int:
         """Number of trainable parameters d."""
         return self.vector.numel()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """One with a vector of its own, of which the parameters of a model that is copied together with it are views."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
+        copied._attach(copied.vector)
+        return copied
 
     def _attach(self, vector: Tensor) -> None:
         for parameter, view in zip(self.parameters, self.views(vector), strict=True):
