@@ -51,7 +51,7 @@ class FlatParameters:
         return self.vector.numel()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """One with a vector of its own, of which the parameters of a model that is copied together with it are views."""
+        """One with a vector of its own, of which the parameters of a model that is copied with it are views."""
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         vars(copied).update({name: deepcopy(value, memo) for name, value in vars(self).items()})
