@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -939,6 +940,49 @@ def test_a_second_interrupt_ends_a_run_at_once(tmp_path):
     assert read(folder, "status.json") == {"status": "interrupted", "reason": "by the user"}
     assert read(folder, "summary.json")["steps"] == 4
     assert checkpoints(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("minutes", "error", "words"), [(240, SystemExit, "-1"), (0, Exception, "timed-out")], ids=["again", "for good"]
+)
+@pytest.mark.parametrize("told", [(signal.SIGUSR2,), (signal.SIGTERM, signal.SIGUSR2)], ids=["alone", "after SIGTERM"])
+def test_submitit_queues_a_job_again_once_its_run_has_written_a_checkpoint(minutes, error, words, told, tmp_path):
+    environments = pytest.importorskip("submitit.core.job_environment")
+    utils = pytest.importorskip("submitit.core.utils")
+    requeued: list[int] = []
+    job = utils.DelayedSubmission(len)
+    job._timeout_min = minutes
+    cluster = SimpleNamespace(global_rank=0, _requeue=requeued.append)
+    handler = environments.SignalHandler(cluster, None, job).checkpoint_and_try_requeue
+    before, config = signal.signal(signal.SIGUSR2, handler), tiny()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            signalled(patch, 4, *told)
+            with pytest.raises(error, match=words):
+                carried_out(config, tmp_path)
+        assert signal.getsignal(signal.SIGUSR2) == handler
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(requeued) == (minutes > 0)
+    (folder,) = tmp_path.glob("runs/*/0")
+    assert read(folder, "status.json") == {"status": "interrupted", "reason": "by its cluster"}
+    assert checkpoints(folder) == ["checkpoint-00000005.pt"]
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == [5]
+    assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_handlers_of_others_are_left_alone():
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    try:
+        interruption = Interruption()
+        with interruption:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        assert seen == [signal.SIGUSR2]
+        assert interruption.reason is None
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_ignored_signals_stay_ignored():

@@ -20,6 +20,7 @@ import pytest
 from cli import ROOT, SMALL, read, records, run, status
 from joblib.externals.loky import get_reusable_executor
 from omegaconf import OmegaConf
+from resuming import resumed_at
 from rich.console import Console
 from test_lock import held_by_the_dead, held_elsewhere
 
@@ -569,8 +570,11 @@ def test_a_job_of_slurm_that_is_told_to_end_is_queued_again_and_its_run_finishes
     out, err = command.communicate(timeout=600)
     assert command.returncode == 0, err
     assert table_of(out) == ["filter.number=0", "filter.number=1"]
-    assert [run for run, _ in commands.told("begun")].count(told[0]) == 2
-    assert len(commands.told("finished")) == 2
+    # By another process, after the steps that the first one had taken.
+    found = {f"{read_number(record)}": record for record in records(commands.results)}
+    assert len(resumed_at(found[told[0]])) == 1
+    assert len(commands.told("begun")) == len(commands.told("finished")) == 2
+    assert len({pid for _, pid in [*commands.told("begun"), *commands.told("finished")]}) == 3
     script = (tmp_path / "bin" / "script").read_text()
     for line in ("--requeue", "--signal=USR2@120", "--time=240", "--gpus-per-node=1", "--array=0-1%2"):
         assert f"#SBATCH {line}\n" in script

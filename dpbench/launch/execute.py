@@ -25,8 +25,8 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
     """Run jobs, unless they are finished already or another process is at them, and record each whatever happens.
 
     Jobs that differ in their seeds alone share their passes where the first one's `fuse_seeds` lets them.
-    Only KeyboardInterrupt leaves, after the records say so. Where torchrun started several processes, they train each
-    run together, and this one leads.
+    Only KeyboardInterrupt and what submitit raises leave, after the records say so. Where torchrun started several
+    processes, they train each run together, and this one leads.
 
     Args:
         jobs: of one data set.

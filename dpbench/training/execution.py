@@ -259,7 +259,7 @@ class Execution:
             raise
         except StoppedError as stopped:
             status, reason = Status.INTERRUPTED, str(stopped)
-        except SystemExit:  # raised where a signal came, as by submitit before it queues a job again
+        except SystemExit:  # by a handler of others, where their signal came
             status, reason = Status.INTERRUPTED, "its process was told to end"
             raise
         except DivergedError as error:

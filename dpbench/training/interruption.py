@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ from dpbench.errors import Terminated
 
 # Checkpoints take at most this share of the time, however long one takes.
 LARGEST_SHARE = 0.02
+# Signals by which submitit may have been told to listen to SLURM; not every system has them.
+CLUSTERS = ("SIGUSR1", "SIGUSR2")
 NOTICE = b"\ninterrupted: ends after this step, with a checkpoint; once more ends at once\n"
 
 
@@ -26,12 +29,15 @@ class StoppedError(Exception):
 class Interruption:
     """While it is entered, SIGTERM and the first SIGINT are noted, for runs to end after the step under way.
 
-    A second SIGINT is raised at once, as ever. Signals belong to the main thread: in others nothing changes, nor where
-    one is ignored. What handled them before does so again afterwards.
+    So is the signal by which SLURM tells a job of submitit that its time is up: submitit, which would end the process
+    within the step, queues the job again once its runs have ended. A second SIGINT is raised at once, as ever. Signals
+    belong to the main thread: in others nothing changes, nor where one is ignored. What handled them before does so
+    again afterwards.
     """
 
     def __init__(self) -> None:
         self._noted: type[KeyboardInterrupt] | None = None
+        self._put_off: Callable[[], Any] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -39,6 +45,9 @@ class Interruption:
             for which in (signal.SIGTERM, signal.SIGINT):
                 if signal.getsignal(which) is not signal.SIG_IGN:
                     self._before[which] = signal.signal(which, self._note)
+            for which in signal.Signals:
+                if which.name in CLUSTERS and _is_of_submitit(signal.getsignal(which)):
+                    self._before[which] = signal.signal(which, self._put_off_until_runs_have_ended)
         return self
 
     def __exit__(
@@ -57,17 +66,29 @@ class Interruption:
             self._noted = KeyboardInterrupt
             os.write(2, NOTICE)  # print may not be called here
 
+    def _put_off_until_runs_have_ended(self, number: int, frame: FrameType | None) -> None:
+        self._put_off = partial(self._before[signal.Signals(number)], number, None)
+
     @property
     def reason(self) -> str | None:
         """Why runs are to end, in words; None while they are not."""
+        if self._put_off is not None:
+            return "by its cluster"
         if self._noted is None:
             return None
         return "by SIGTERM" if self._noted is Terminated else "by the user"
 
     def raise_noted(self) -> None:
-        """Raise KeyboardInterrupt, or Terminated, if one was noted; once all runs have ended."""
+        """Raise KeyboardInterrupt, Terminated, or what submitit does, if one was noted; once all runs have ended."""
+        if self._put_off is not None:
+            self._put_off()
+            raise Terminated  # it is not this process that queues the job again
         if self._noted is not None:
             raise self._noted
+
+
+def _is_of_submitit(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).startswith("submitit.")
 
 
 @contextmanager
