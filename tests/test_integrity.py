@@ -138,7 +138,9 @@ def leave(record: Path, kind: str) -> Path:
     beside = record.with_name(f"{record.name}.{kind}")
     if kind == "part":
         beside = record / ".summary.json.x7ab2"
-    if kind in ("part", "refused"):
+    if kind == "checkpoint":
+        beside = record / "checkpoint-00000002.pt"
+    if kind in ("part", "checkpoint", "refused"):
         beside.write_text("left")
     else:
         shutil.copytree(record, beside)
@@ -150,6 +152,7 @@ def leave(record: Path, kind: str) -> Path:
     ("kind", "says"),
     [
         ("part", "a file that was never completed"),
+        ("checkpoint", "a checkpoint of a run that has ended"),
         ("rerun", "a forced run that did not finish (interrupted); the record beside it stands"),
         ("replaced", "a record that a forced run was replacing when it was killed"),
         ("removed-1", "a record that was being removed"),
@@ -166,6 +169,22 @@ def test_leftovers_of_killed_runs_are_found_and_moved(store, record, kind, says)
     assert not left.exists()
     assert record.exists()
     assert results(store, "check").code == 0
+
+
+def test_a_forced_run_that_did_not_finish_may_be_all_there_is(store, record):
+    leave(record, "rerun")
+    shutil.rmtree(record)
+    age_by(store, 7200)
+    outcome = results(store, "check")
+    assert "a forced run that did not finish (interrupted); there is no other record of it\n" in outcome.out
+
+
+def test_the_checkpoint_of_a_run_that_goes_on_is_nothing_to_find(store, record):
+    change(record, "status.json", lambda _: {"status": "interrupted"})
+    left = leave(record, "checkpoint")
+    age_by(store, 7200)
+    assert results(store, "check", "quarantine=true").code == 0
+    assert left.exists()
 
 
 def test_what_a_forced_run_was_killed_in_the_middle_of_is_left_to_it(store, record):

@@ -18,7 +18,7 @@ from dpbench.results.selection import Selection, no_such_hash
 from dpbench.tracking.damage import set_aside
 from dpbench.tracking.index import Progress
 from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_of
-from dpbench.tracking.status import Status
+from dpbench.tracking.status import FOR_GOOD, Status
 from dpbench.wording import duration, number_of, seconds_of
 
 
@@ -104,6 +104,9 @@ def _findings(
         elif (recorded := Recorded.read(record)).word == Status.RUNNING or recorded.reason == KILLED:
             silence = duration(_silence(record))
             yield Finding(record, f"killed, nothing written for {silence}; it runs again next time", False)
+        elif recorded.word in FOR_GOOD:  # killed between the last word of its record and their removal
+            left = sorted(record.glob("checkpoint-*.pt"))
+            yield from (Finding(path, "a checkpoint of a run that has ended") for path in left)
         yield from (Finding(part, "a file that was never completed") for part in _parts(record) if not alive)
     for path in sorted(folder.iterdir()):
         seed, _, kind = path.name.partition(".")
@@ -113,10 +116,13 @@ def _findings(
             said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
             yield Finding(path, said, False)
         elif kind == "rerun":
-            if _silence(folder / seed) < quiet:  # the lock, which a forced run renews between its evaluations
+            # Between its evaluations a forced run renews the lock alone.
+            others = [one for one in (folder / seed, folder / f"{seed}.lock") if one.exists()]
+            if any(_silence(one) < quiet for one in others):
                 continue
             status = Recorded.read(path).status or "nothing recorded"
-            yield Finding(path, f"a forced run that did not finish ({status}); the record beside it stands")
+            beside = "the record beside it stands" if (folder / seed).exists() else "there is no other record of it"
+            yield Finding(path, f"a forced run that did not finish ({status}); {beside}")
         elif kind == "replaced":
             yield Finding(path, "a record that a forced run was replacing when it was killed")
         elif kind.startswith("removed"):

@@ -15,3 +15,7 @@ class Status(StrEnum):
     FAILED = "failed"
     INVALID = "invalid"
     REFUSED = "refused"
+
+
+# Ways in which a run ends for good; it needs no checkpoints then.
+FOR_GOOD = (Status.FINISHED, Status.DIVERGED, Status.INVALID)

@@ -25,6 +25,7 @@ from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.provenance import gone_on, provenance
 from dpbench.tracking.record import MODEL, RecordError
+from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.checkpoint import FILES
@@ -44,9 +45,6 @@ OUTLASTING = (FILES, "provenance.json", "ledger.json")
 
 # Two accounts of the same releases differ by no more.
 ROUNDING = 1e-6
-
-# Ways in which a run ends for good.
-FOR_GOOD = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
 
 
 def record_of(job: Job) -> RunRecord:
