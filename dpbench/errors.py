@@ -1,4 +1,4 @@
-"""How commands end before their time: errors a person can act on, each one sentence, and signals."""
+"""What commands say in a sentence: errors a person can act on, which end them, warnings, and signals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing_extensions import override
 
 class Terminated(KeyboardInterrupt):
     """The process was told to end by SIGTERM, as by a scheduler that takes the machine back."""
+
+
+class PlainWarning(UserWarning):
+    """Something a user should know of a run that goes on all the same; commands print it as one line."""
 
 
 class UserError(Exception):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from dpbench.devices import prepare_device
+from dpbench.errors import PlainWarning
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.way import Books
 from dpbench.models.layers import WSConv2d
@@ -140,7 +141,7 @@ def assert_exact(
                 warnings.simplefilter("always")
                 at_iterates = [Point(weight, at.to(DEVICE, dtype)) for weight, at, _ in weighted]
                 tape = engine.record(at_iterates, typed, targets.to(DEVICE))
-            complaints += [str(w.message) for w in caught if w.category is UserWarning and FALLBACK in str(w.message)]
+            complaints += [str(w.message) for w in caught if w.category is PlainWarning and FALLBACK in str(w.message)]
             assert_tape(tape, want, groups, factors, tolerance)
             torch.testing.assert_close(tape.losses.double().cpu(), weighted[0][2][0], rtol=tolerance, atol=tolerance)
         assert books is None or len(complaints) == (not books), complaints

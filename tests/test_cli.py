@@ -3,6 +3,7 @@
 import csv
 import re
 import struct
+import warnings
 from io import StringIO
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.errors import UserError
+from dpbench.filters import RecursiveLowPass
 from dpbench.run import _refuse_other_releases
 from dpbench.step import PrivateStep
 
@@ -598,6 +600,25 @@ def test_a_folder_is_typed_as_it_is_called(tmp_path, monkeypatch):
 def test_a_folder_with_backslashes_is_typed_as_it_is_called(name):
     (job,) = compose_jobs([f"results_dir={in_grammar(name)}"], multirun=False)
     assert job.config.results_dir == name
+
+
+# Warnings.
+
+
+def test_what_dpbench_warns_of_is_a_line_and_what_others_warn_of_is_shown_as_ever(tmp_path, monkeypatch, recwarn):
+    apply, show = RecursiveLowPass.apply, warnings.showwarning
+
+    def others_warn(self, gradient):
+        warnings.warn("something of theirs", UserWarning, stacklevel=1)
+        return apply(self, gradient)
+
+    monkeypatch.setattr(RecursiveLowPass, "apply", others_warn)
+    outcome = run(tmp_path, "algo=doppler", "filter.b=[0.5,0.6]", "filter.a=[]")
+    assert outcome.code == 0
+    line = "warning: filter.b=[0.5, 0.6], filter.a=[]: the gain at frequency zero is not 1; the start-up correction "
+    assert outcome.err == f"{line}divides it out, so only the ratios within b matter\n"
+    assert {str(shown.message) for shown in recwarn} == {"something of theirs"}
+    assert warnings.showwarning is show
 
 
 # A rule for delta needs no quotes.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from rich.console import Console
 from typing_extensions import override
 
 from dpbench import __version__
 from dpbench.console import make_console
-from dpbench.errors import Terminated, UserError
+from dpbench.errors import PlainWarning, Terminated, UserError
 
 OK, BAD_INPUT = 0, 2
 # Of commands whose runs go on where they were stopped.
@@ -45,7 +48,8 @@ def run_command(
         if "--version" in words:
             make_console().print(f"dpbench {__version__}")
             return OK
-        return body(words)
+        with _plain_warnings(errors):
+            return body(words)
     except UserError as error:
         errors.print(f"error: {error}", style="red")
         return BAD_INPUT
@@ -57,6 +61,24 @@ def run_command(
     except KeyboardInterrupt as interruption:
         errors.print(interrupted, style="yellow")
         return exit_code(interruption)
+
+
+@contextmanager
+def _plain_warnings(errors: Console) -> Iterator[None]:
+    """What dpbench warns of is said in a line, without the place in its sources; other warnings are shown as ever."""
+    show = warnings.showwarning
+
+    def plainly(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
+        if issubclass(category, PlainWarning):
+            errors.print(f"warning: {message}", style="yellow")
+        else:
+            show(message, category, *place, **further)
+
+    warnings.showwarning = plainly
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 class OverridesParser(ArgumentParser):

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.errors import require
+from dpbench.errors import PlainWarning, require
 from dpbench.filters.base import Filter
 from dpbench.history import History
 from dpbench.stage import State
@@ -61,6 +61,7 @@ class RecursiveLowPass(Filter):
             warnings.warn(
                 f"filter.b={list(self.b)}, filter.a={list(self.a)}: the gain at frequency zero is not 1; "
                 "the start-up correction divides it out, so only the ratios within b matter",
+                PlainWarning,
                 stacklevel=2,
             )
         self._inputs = History(len(self.b) - 1)  # g_{t-1}, g_{t-2}, ...

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dpbench.errors import UserError
+from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
@@ -200,7 +200,9 @@ class FusedGradients(PerSampleGradients):
                     self.rows //= 2
                     return False
                 # The fault of one run is no other's: alone, it is raised in the run that has it.
-                warnings.warn(f"seeds computed one by one ({type(error).__name__}: {error})", stacklevel=2)
+                warnings.warn(
+                    f"seeds computed one by one ({type(error).__name__}: {error})", PlainWarning, stacklevel=2
+                )
                 together = [None] * len(pieces)
         else:
             together = [None] * len(pieces)
@@ -238,7 +240,7 @@ class FusedGradients(PerSampleGradients):
                     share.error = error
                 continue
             if problem is not None and not again:
-                warnings.warn(f"seeds computed one by one ({problem})", stacklevel=2)
+                warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)
                 self._one_by_one = True
                 return [None] * len(pieces)
             if problem is not None:

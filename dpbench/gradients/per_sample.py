@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpbench.errors import UserError
+from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
@@ -316,6 +316,7 @@ class PerSampleGradients:
         warnings.warn(
             "falling back to materialised per-sample gradients for this model: slower, and all of them are held in "
             f"memory ({complaint})",
+            PlainWarning,
             stacklevel=4,
         )
 
