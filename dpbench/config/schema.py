@@ -170,6 +170,8 @@ class RunConfig:
     tracker: TrackerSettings = MISSING
 
     def __post_init__(self) -> None:
+        name = self.algo.get("name")
+        require(isinstance(name, str) and bool(name), "algo.name", name, "the name under which its runs are recorded")
         require(self.eps > 0, "eps", self.eps, "a number > 0, or inf to train without noise")
         bounded = self.eps <= LARGEST_EPS or self.eps == math.inf
         require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
