@@ -18,7 +18,7 @@ from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
 from dpbench.config import compose_jobs, in_grammar
-from dpbench.errors import UserError
+from dpbench.errors import PlainWarning, UserError
 from dpbench.filters import RecursiveLowPass
 from dpbench.run import _refuse_other_releases
 from dpbench.step import PrivateStep
@@ -611,13 +611,15 @@ def test_what_dpbench_warns_of_is_a_line_and_what_others_warn_of_is_shown_as_eve
 
     def others_warn(self, gradient):
         warnings.warn("something of theirs", UserWarning, stacklevel=1)
+        warnings.warn("a quotation\n  in lines", PlainWarning, stacklevel=1)
         return apply(self, gradient)
 
     monkeypatch.setattr(RecursiveLowPass, "apply", others_warn)
     outcome = run(tmp_path, "algo=doppler", "filter.b=[0.5,0.6]", "filter.a=[]")
     assert outcome.code == 0
     line = "warning: filter.b=[0.5, 0.6], filter.a=[]: the gain at frequency zero is not 1; the start-up correction "
-    assert outcome.err == f"{line}divides it out, so only the ratios within b matter\n"
+    said = {f"{line}divides it out, so only the ratios within b matter", "warning: a quotation in lines"}
+    assert set(outcome.err.splitlines()) == said
     assert {str(shown.message) for shown in recwarn} == {"something of theirs"}
     assert warnings.showwarning is show
 

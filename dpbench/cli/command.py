@@ -70,7 +70,7 @@ def _plain_warnings(errors: Console) -> Iterator[None]:
 
     def plainly(message: Warning | str, category: type[Warning], *place: Any, **further: Any) -> None:
         if issubclass(category, PlainWarning):
-            errors.print(f"warning: {message}", style="yellow")
+            errors.print(f"warning: {' '.join(str(message).split())}", style="yellow")  # may quote an error of others
         else:
             show(message, category, *place, **further)
 
