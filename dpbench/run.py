@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from argparse import Namespace
@@ -26,7 +25,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.help import help_text
     from dpbench.cli.preview import print_plan
     from dpbench.cli.table import Row, as_csv, print_table
-    from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted
+    from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted, require_same_releases
     from dpbench.config.compose import ADD_M, MOST_JOBS
     from dpbench.config.own import find_own_stages
     from dpbench.config.schema import register
@@ -36,7 +35,6 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.launch.job import train_here, train_job
     from dpbench.launch.launcher import Launcher, LauncherError
     from dpbench.launch.rounds import carry_through
-    from dpbench.privacy import Plan
     from dpbench.tracking import Status, log_table, tracker_line
     from dpbench.tracking.process import Process
     from dpbench.tracking.reading import Recorded
@@ -92,7 +90,7 @@ def _main(typed: list[str]) -> int:
         _launch(flags, overrides)
         return OK
     _refuse_twins(jobs)
-    _refuse_other_releases(jobs)
+    require_same_releases(jobs)
     hydras = [line for line in overrides if line.lstrip("+").startswith("hydra")]
     where = f"results_dir={in_grammar(jobs[0].config.results_dir)}"
 
@@ -200,28 +198,6 @@ def _refuse_twins(jobs: list[Job]) -> None:
         twin = seen.setdefault(record_of(job).folder, job)
         if twin is not job:
             raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
-
-
-def _refuse_other_releases(jobs: list[Job]) -> None:
-    """The eps of a search holds where one curve bounds each of its runs, see `calibrate_search`."""
-    seen: dict[tuple[object, ...], tuple[Job, Plan]] = {}
-    for job in jobs:
-        config, runs = job.config, job.config.privacy.search_runs
-        if runs is None or math.isinf(config.eps):
-            continue
-        plan = config.release_plan()
-        search = (runs, config.eps, config.delta_value, config.dataset.name)
-        first, planned = seen.setdefault(search, (job, plan))
-        if plan != planned:
-            typed = [{line.partition("=")[0]: line for line in a.overrides} for a in (first, job)]
-            apart = [key for key in typed[0] if typed[0][key] != typed[1][key]]
-            one, other = (" ".join(lines[key] for key in apart) for lines in typed)
-            raise UserError(
-                f"the runs of a search must make the same releases, and {one} and {other} do not; sweep them as "
-                "searches of their own",
-                field="privacy.search_runs",
-                value=runs,
-            )
 
 
 def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multirun: bool) -> int:

@@ -17,10 +17,9 @@ from results_command import results, rows
 from rich.console import Console
 
 from dpbench.cli.table import Row, print_table
-from dpbench.config import compose_jobs, in_grammar
+from dpbench.config import compose_jobs, in_grammar, require_same_releases
 from dpbench.errors import PlainWarning, UserError
 from dpbench.filters import RecursiveLowPass
-from dpbench.run import _refuse_other_releases
 from dpbench.step import PrivateStep
 
 # arguments, what stands for field and value, what is said to be allowed
@@ -213,6 +212,8 @@ def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):
         ("algo=andrew threshold.count_noise=20,40", "threshold.count_noise=20 and threshold.count_noise=40"),
         ("algo=dp_ftrl_banded noise.bands=2,3", "noise.bands=2 and noise.bands=3"),
         ("plan=true batch_size=64,128", "batch_size=64 and batch_size=128"),
+        ("privacy.noise_multiplier=20,40", "privacy.noise_multiplier=20 and privacy.noise_multiplier=40"),
+        ("privacy.noise_multiplier=null,40", "privacy.noise_multiplier=null and privacy.noise_multiplier=40"),
     ],
 )
 def test_runs_of_a_search_that_make_other_releases_are_refused(tmp_path, arguments, differ):
@@ -231,12 +232,12 @@ def test_runs_of_a_search_that_make_other_releases_are_refused(tmp_path, argumen
         "privacy.search_runs=8 algo=dpsgd,disk optim.lr=1,2 threshold.norm=1,2 seed=0,1",
         "privacy.search_runs=8 batch_size=64,128 eps=inf",
         "privacy.search_runs=8 dataset=digits,mnist model=linear",
-        "privacy.search_runs=8 privacy.noise_multiplier=20,40",
+        "privacy.search_runs=8 privacy.noise_multiplier=20 optim.lr=1,2",
         "batch_size=64,128",
     ],
 )
 def test_runs_of_a_search_that_make_the_same_releases_and_runs_of_no_search_are_not(arguments):
-    _refuse_other_releases(compose_jobs([*SMALL, *arguments.split()], multirun=True))
+    require_same_releases(compose_jobs([*SMALL, *arguments.split()], multirun=True))
 
 
 def test_searches_that_differ_in_their_budget_or_their_number_of_runs_are_several():
@@ -246,10 +247,10 @@ def test_searches_that_differ_in_their_budget_or_their_number_of_runs_are_severa
         compose_jobs([*SMALL, f"batch_size={64 + place}", *line.split()], multirun=False)[0]
         for place, line in enumerate(lines)
     ]
-    _refuse_other_releases(jobs)
+    require_same_releases(jobs)
     again = compose_jobs([*SMALL, "batch_size=80", *lines[0].split()], multirun=False)
     with pytest.raises(UserError, match="batch_size=64 and batch_size=80 do not"):
-        _refuse_other_releases([*jobs, *again])
+        require_same_releases([*jobs, *again])
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused(tmp_path):

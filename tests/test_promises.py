@@ -139,7 +139,14 @@ class Steep(Schedule):
         ("clip", "OfTheBatch", "clip.of='norms.max()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='torch.ones(1)'", None),
         ("query", "Weighted", "query.weight=2", None),
+        ("query", "Weighted", "query.weight=1", None),
         ("query", "Weighted", "query.weight=0", "not 0"),
+        (
+            "query",
+            "Weighted",
+            "query.weight=0.999",
+            "clipped as a whole and may be one clipped vector, more than its sensitivity of 0.999, on which eps rests",
+        ),
         ("query", "Apart", "query.weight=2", None),
         (
             "query",

@@ -116,6 +116,7 @@ def test_what_is_not_run_shows_the_printed_numbers_and_says_so(tmp_path):
     mnist, *_, hundred = panels(figure)
     assert not mnist.lines
     assert [text.get_text() for text in mnist.texts] == ["no number yet"]
+    assert not [*mnist.get_xticks(), *mnist.get_xticks(minor=True), *mnist.get_yticks()]  # of nothing
     ((x, y),) = lines(hundred, hollow=True).values()
     assert (x, y) == ([0.5, 1, 2, 4, 8], [14.7, 22.7, 30.0, 37.1, 42.0])
     assert hundred.get_xscale() == "log"  # 0.5 and 1 would run into each other

@@ -117,6 +117,14 @@ def test_a_run_that_fails_is_told_and_repeated_only_on_request(tmp_path, monkeyp
     assert len(finished(outcome.results)) == 8
 
 
+def test_a_search_whose_runs_make_other_releases_is_not_run(tmp_path):
+    claims(tmp_path, table_2=SEARCH.replace("optim.lr=", "privacy.search_runs=8 batch_size=32,64 optim.lr="))
+    outcome = run(tmp_path)
+    assert outcome.code == 1
+    assert "the runs of a search must make the same releases, and batch_size=32 " in outcome.err
+    assert finished(outcome.results) == {}
+
+
 def _breaks(*_, **__):
     raise RuntimeError("broken")
     yield

@@ -25,6 +25,7 @@ COMPUTED: Mapping[tuple[str, str], Callable[[Artefact], Computed]] = {
     ("adp", "text_2"): adp.effects_of_schedules,
     ("dp_pmlf", "text_2"): dp_pmlf.responses_of_filters,
     ("dp_pmlf", "text_3"): dp_pmlf.variance_of_momentum,
+    ("dp_pmlf", "text_7"): dp_pmlf.measured_variance,
     ("dc_sgd", "figure_2"): dc_sgd.percentiles_of_noisy_histograms,
     ("dc_sgd", "figure_3"): dc_sgd.expected_errors_of_noisy_histograms,
     ("dc_sgd", "text_1"): dc_sgd.noise_multipliers,

@@ -6,6 +6,7 @@ import math
 
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed_file import Axis, Computed, Panel, Style
+from dpbench.computed import scatter
 from dpbench.computed.common import curve, values_of
 from dpbench.computed.responses import LONG, filter_of, impulse_response, number_of_response, response_panels
 from dpbench.query import LastIterates
@@ -29,13 +30,30 @@ def responses_of_filters(artefact: Artefact) -> Computed:
 
 def variance_of_momentum(artefact: Artefact) -> Computed:
     """text_3: ρ² = 1/Σ w_j² of the momentum's weights, by which independent noise in the iterates' gradients falls."""
-
-    def factor(length: int, decay: float) -> float:
-        return 1 / math.fsum(weight**2 for weight in LastIterates(length, decay).weights(length))
-
-    lines = [curve(f"β = {decay:g}", LENGTHS, [factor(k, decay) for k in LENGTHS], Style.MARKS) for decay in DECAYS]
+    lines = [curve(f"β = {decay:g}", LENGTHS, [_factor(k, decay) for k in LENGTHS], Style.MARKS) for decay in DECAYS]
     panel = Panel("variance factor of the lemma", Axis("k"), Axis("ρ²"), tuple(lines))
-    remarks = (
-        f"At the paper's k = 2 and β = 0.1 it is {factor(2, 0.1):.4g}; where iterates hardly differ nothing is gained.",
+    remarks = (f"At the paper's k = 2 and β = 0.1 it is {_factor(2, 0.1):.4g}; what it is along a run: text_7.",)
+    return Computed(values_of(artefact, lambda c: _factor(int(c.at["k"]), float(c.at["beta"]))), (panel,), remarks)
+
+
+def measured_variance(artefact: Artefact) -> Computed:
+    """text_7: ρ² of the lemma beside the factor by which the scatter of a batch's gradients falls along a run."""
+
+    def number(cell: Cell) -> float:
+        length, decay = int(cell.overrides["length"]), float(cell.overrides["decay"])
+        if cell.at["number"] == "lemma":
+            return _factor(length, decay)
+        noise_multiplier = float(cell.overrides["noise_multiplier"])
+        return scatter.measured_factor(cell.at["model"], LastIterates(length, decay), noise_multiplier)
+
+    settings = (
+        f"digits, C = {scatter.THRESHOLD:g}, Poisson batches of about {scatter.BATCH}, step size {scatter.LR:g}, "
+        f"{scatter.STEPS} steps, noise multiplier z, no filter"
     )
-    return Computed(values_of(artefact, lambda c: factor(int(c.at["k"]), float(c.at["beta"]))), (panel,), remarks)
+    remarks = (f"Settings of ours: {settings}.", "Below 1 a batch scatters more with momentum than without.")
+    return Computed(values_of(artefact, number), remarks=remarks)
+
+
+def _factor(length: int, decay: float) -> float:
+    """ρ² = 1/Σ w_j²."""
+    return 1 / math.fsum(weight**2 for weight in LastIterates(length, decay).weights(length))

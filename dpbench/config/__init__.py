@@ -13,6 +13,7 @@ from dpbench.config.compose import (
 from dpbench.config.files import conf_folder
 from dpbench.config.identity import config_hash, identity, resolved
 from dpbench.config.schema import RunConfig
+from dpbench.config.searches import require_same_releases
 
 __all__ = [
     "Job",
@@ -27,5 +28,6 @@ __all__ = [
     "in_grammar",
     "load",
     "quoted",
+    "require_same_releases",
     "resolved",
 ]

@@ -37,7 +37,7 @@ def check(config: RunConfig) -> None:
         return
     if is_own(type(config.query)):
         _sensitivity("query", config.query, config.query.sensitivity, "")
-        _apart(config.query)
+        _sum(config.query)
     if is_own(type(config.clip)):
         for threshold in THRESHOLDS:
             _bound(config.clip, threshold)
@@ -56,14 +56,16 @@ def _sensitivity(group: str, stage: object, promised: float, where: str) -> None
         raise UserError(message, field=group, value=type(stage).__name__)
 
 
-def _apart(query: Query) -> None:
-    """Of points that are clipped one by one, each may contribute a whole clipped vector."""
-    if query.clipped_apart and query.sensitivity < query.most_points:
-        message = (
-            f"clipped one by one, its {query.most_points} points add up to as many clipped vectors, more than its "
-            f"sensitivity of {query.sensitivity:g}, on which eps rests"
-        )
-        raise UserError(message, field="query", value=type(query).__name__)
+def _sum(query: Query) -> None:
+    """A mixture is clipped once, whatever its weights; of points that are clipped one by one, each may be as long."""
+    if query.sensitivity >= (query.most_points if query.clipped_apart else 1):
+        return
+    if query.clipped_apart:
+        what = f"clipped one by one, its {query.most_points} points add up to as many clipped vectors"
+    else:
+        what = "its mixture of gradients is clipped as a whole and may be one clipped vector"
+    message = f"{what}, more than its sensitivity of {query.sensitivity:g}, on which eps rests"
+    raise UserError(message, field="query", value=type(query).__name__)
 
 
 def _bound(clip: Clip, threshold: float) -> None:

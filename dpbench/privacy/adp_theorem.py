@@ -1,6 +1,6 @@
 """ADP's calibration theorem: one noise level for a whole schedule of noise factors, and when its proof holds.
 
-Here to reproduce the paper's settings. It is no replacement for an accountant: its eps is some 10 to 65 times
+Here to reproduce the paper's settings. It is no replacement for an accountant: its eps is some 10 to 67 times
 what an accountant finds for the same noise, and most settings of the paper violate its conditions.
 """
 

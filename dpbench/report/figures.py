@@ -192,6 +192,9 @@ class _Drawing:
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xticklabels(self._tick_labels(plot, self.columns))
             self._keep_in_view(axes, plot)
+        elif not values:
+            axes.set_xticks([])
+            axes.set_xticks([], minor=True)
         elif not plot.x.log:
             if plot.from_zero:
                 axes.set_xlim(left=0, right=max((x for one in plot.series for x in one.curve.x), default=1) * 1.05)

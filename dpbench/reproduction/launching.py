@@ -7,11 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted
+from dpbench.claims import Cell
+from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted, require_same_releases
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
+from dpbench.reproduction.hashes import Candidate
 from dpbench.reproduction.queue import Work
 from dpbench.tracking import Status
 from dpbench.tracking.lock import is_held
@@ -45,6 +47,7 @@ class Launch:
         self._passed_on = tuple(passed_on)
         self._console = console
         self._launcher = launcher
+        self._checked: set[tuple[Candidate, ...]] = set()
         self.ended = 0
         self.failures: dict[str, str] = {}
         self.elsewhere: list[tuple[Work, Job]] = []
@@ -55,6 +58,7 @@ class Launch:
         for work in wave:
             try:
                 jobs = by_seed(compose_each([self._line(work)])[0])
+                self._require_same_releases(work.entry.cell, jobs[0])
             except UserError as error:
                 self.failures[" ".join(work.batch.candidate)] = str(error)
                 continue
@@ -101,6 +105,12 @@ class Launch:
             return {}
         lines = [[quoted(override) for override in job.overrides] for job in jobs]
         return {place: trace for place, trace in enumerate(self._launcher(lines)) if trace is not None}
+
+    def _require_same_releases(self, cell: Cell, job: Job) -> None:
+        """Of the candidates of a cell that is a search, once."""
+        if job.config.privacy.search_runs is not None and cell.candidates not in self._checked:
+            require_same_releases(compose_each([(*one, *self._passed_on) for one in cell.candidates]))
+            self._checked.add(cell.candidates)
 
     def _line(self, work: Work) -> tuple[str, ...]:
         """Overrides of the runs of a cell, the seeds last."""
