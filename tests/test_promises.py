@@ -111,6 +111,18 @@ class Steep(Schedule):
 
     def factor(self, step, steps):
         return self.third if step == 3 else 1.0
+
+
+from dpbench.data import Augmentation
+
+
+@dataclass
+class Mixing(Augmentation):
+    share: float = 0.0
+
+    def views(self, images, generator):
+        views = super().views(images, generator)
+        return (1 - self.share) * views + self.share * views.flip(0)
 """
 
 
@@ -159,6 +171,14 @@ class Steep(Schedule):
         ("threshold", "Counting", "threshold.noise=-1", "a finite noise multiplier > 0 of its median, not -1"),
         ("threshold", "Counting", "threshold.noise=math.nan", "a finite noise multiplier > 0 of its median, not nan"),
         ("threshold", "Counting", "threshold.noise=math.inf", "a finite noise multiplier > 0 of its median, not inf"),
+        ("augmentation", "Mixing", "augmentation.share=0", None),
+        ("augmentation", "Mixing", "augmentation.flip=true", None),
+        (
+            "augmentation",
+            "Mixing",
+            "augmentation.share=0.01",
+            "views of an image depend on which others are in the batch",
+        ),
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),

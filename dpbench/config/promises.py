@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpbench.clip import Clip
+from dpbench.data import Augmentation, Dataset, ImageDataset
 from dpbench.errors import UserError
 from dpbench.noise import Noise
 from dpbench.privacy.plan import Part
@@ -48,6 +49,8 @@ def check(config: RunConfig) -> None:
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
+    if is_own(type(config.augmentation)):
+        _views(config.augmentation, config.dataset)
 
 
 def _sensitivity(group: str, stage: object, promised: float, where: str) -> None:
@@ -66,6 +69,23 @@ def _sum(query: Query) -> None:
         what = "its mixture of gradients is clipped as a whole and may be one clipped vector"
     message = f"{what}, more than its sensitivity of {query.sensitivity:g}, on which eps rests"
     raise UserError(message, field="query", value=type(query).__name__)
+
+
+def _views(augmentation: Augmentation, dataset: Dataset) -> None:
+    """An image in the views of others, as mixup puts it there, changes their gradients."""
+    if not isinstance(dataset, ImageDataset):
+        return
+    images = torch.rand(4, *dataset.sample_shape, generator=torch.Generator().manual_seed(0))
+    views, of_others = (
+        deepcopy(augmentation).views(batch, torch.Generator().manual_seed(0))[1:]
+        for batch in (images, torch.cat([images.new_zeros(1, *dataset.sample_shape), images[1:]]))
+    )
+    if not torch.allclose(views, of_others, rtol=ROUNDING, atol=ROUNDING):
+        message = (
+            "the views of an image depend on which others are in the batch, so that a sample changes the sum by more "
+            "than its own term, on which eps rests"
+        )
+        raise UserError(message, field="augmentation", value=type(augmentation).__name__)
 
 
 def _bound(clip: Clip, threshold: float) -> None:
