@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,20 @@ class Recorder(Protocol):
 
     def private(self, gradient: Tensor) -> None:
         """g_t."""
+
+
+class Seen(NamedTuple):
+    """What a step saw of its batch, which is not private, and the threshold that it took, which is.
+
+    Attributes:
+        losses: of each sample, shape (B,).
+        norms: of each sample's gradient before clipping, shape (B,); inf where it is not finite.
+        threshold: C_t.
+    """
+
+    losses: Tensor
+    norms: Tensor
+    threshold: float
 
 
 class PrivateStep:
@@ -105,12 +119,12 @@ class PrivateStep:
         try:
             step.send(request.alone())
         except StopIteration as end:
-            losses: Tensor = end.value
-            return losses
+            seen: Seen = end.value
+            return seen.losses
         raise AssertionError("a step asks once")
 
     @torch.no_grad()
-    def take(self, batch: Iterable[MicroBatch]) -> Generator[Request, Clipped, Tensor]:
+    def take(self, batch: Iterable[MicroBatch]) -> Generator[Request, Clipped, Seen]:
         """Take the step, halting where whoever carries it out computes the clipped sum, maybe with those of others.
 
         Args:
@@ -120,7 +134,7 @@ class PrivateStep:
             The request, to which the clipped sum is sent.
 
         Returns:
-            The per-sample losses, shape (B,), which are not private.
+            What it saw of the batch.
         """
         threshold = self._threshold()
         found = yield self.request(batch, threshold)
@@ -133,7 +147,7 @@ class PrivateStep:
             self.recorder.private(private_gradient)
         update(self.moved, private_gradient, self.noise_std(self.steps, threshold), self.filter, self.optimizer)
         self.steps += 1
-        return found.losses
+        return Seen(found.losses, found.norms, threshold)
 
     def request(self, batch: Iterable[MicroBatch], threshold: float) -> Request:
         """What is asked of the gradients: Σ_i clip(G_i).

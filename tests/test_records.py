@@ -81,10 +81,13 @@ def test_there_is_a_line_of_metrics_for_each_evaluation(finished):
             "step",
             "epoch",
             "train_loss",
+            "gradient_norm",
+            "above_threshold",
             "test_loss",
             "test_accuracy",
             "eps",
             "lr",
+            "threshold",
             "seconds",
         }
         assert 0 <= line["test_accuracy"] <= 1

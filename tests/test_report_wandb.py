@@ -90,7 +90,8 @@ def test_the_workspace_shows_training_runs_over_epochs():
     spec = json.loads(view.spec.model_dump_json(by_alias=True, exclude_none=True))["section"]
     training, ends = spec["panelBankConfig"]["sections"]
     assert [panel["config"]["metrics"] for panel in training["panels"]] == [
-        ["test_accuracy"], ["test_loss"], ["train_loss"], ["eps"],
+        ["test_accuracy"], ["test_loss"], ["train_loss"], ["gradient_norm"], ["above_threshold"], ["threshold"],
+        ["eps"],
     ]  # fmt: skip
     assert {panel["config"]["xAxis"] for panel in training["panels"]} == {"epoch"}
     assert len(ends["panels"]) == 2

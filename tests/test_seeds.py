@@ -610,8 +610,8 @@ def test_seeds_share_a_line_with_their_mean_and_range(monkeypatch):
         with first:
             with second:
                 for accuracy in (0.5, 0.75):
-                    display.evaluation(Metrics(2, 1.0, accuracy, 1.0, accuracy, 3.0, 0.1, 1.0, (accuracy,)))
-            display.evaluation(Metrics(4, 2.0, 0.25, 1.0, 0.5, 4.0, 0.1, 2.0, (0.5,)))
+                    display.evaluation(Metrics(2, 1.0, accuracy, 1, 0.5, 1.0, accuracy, 3.0, 0.1, 1, 1.0, (accuracy,)))
+            display.evaluation(Metrics(4, 2.0, 0.25, 1, 0.5, 1.0, 0.5, 4.0, 0.1, 1, 2.0, (0.5,)))
     assert shown.getvalue().splitlines() == [
         "  step 2/4  loss 0.625  accuracy 62.50 % (50.00 to 75.00, 2 seeds)  eps 3.000  1 s left",
         "  step 4/4  loss 0.250  accuracy 50.00 %  eps 4.000  0 s left",

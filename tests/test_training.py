@@ -16,11 +16,12 @@ from dpbench.errors import UserError
 from dpbench.optim import SGD
 from dpbench.randomness import STREAMS, generator, global_stream
 from dpbench.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
+from dpbench.step import Seen
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.evaluation import evaluate
 from dpbench.training.lockstep import alone
-from dpbench.training.loop import train
+from dpbench.training.loop import Progress, train
 from dpbench.training.micro_batch import measured_fit
 
 
@@ -172,6 +173,38 @@ def test_evaluations_come_when_asked():
     assert steps("epochs=2") == [14, 28, 29]
     assert steps("epochs=1", "evaluation.every_steps=6") == [6, 12, 15]
     assert steps("epochs=1", "evaluation.every_epochs=null") == [15]
+
+
+def test_norms_in_the_metrics_are_those_of_the_closed_form():
+    """A softmax's gradient is (p - e_y) x^T and p - e_y; the parameters stay where they are."""
+    still = ("model=linear", "batch_size=1437", "epochs=2", "eps=inf", "optim.lr=1e-30", "threshold.norm=4")
+    metrics, vector = trained(*still)
+    config = config_of(*still)
+    inputs, labels = config.dataset.load(Path("nowhere"), download=False).train.take(slice(None))
+    x, weight, bias = inputs.flatten(1).double(), vector[:640].view(10, 64).double(), vector[640:].double()
+    residual = (x @ weight.T + bias).softmax(1) - torch.eye(10, dtype=torch.float64)[labels]
+    norms = residual.norm(dim=1) * (x.square().sum(1) + 1).sqrt()
+    above = (norms > 4).double().mean()
+    assert 0.1 < above < 0.9
+    assert [m.gradient_norm for m in metrics] == pytest.approx([float(norms.mean())] * 2, rel=1e-6)
+    assert [m.above_threshold for m in metrics] == pytest.approx([float(above)] * 2, abs=1e-12)
+    assert [m.threshold for m in metrics] == [4, 4]
+
+
+def test_norms_in_the_metrics_are_of_the_samples_since_the_last_evaluation():
+    config = config_of("dataset=digits")
+    progress = Progress.start(config, config.dataset.load(Path("nowhere"), download=False))
+    assert all(map(math.isnan, progress.means()))
+    progress.add(Seen(torch.tensor([1.0, 2.0]), torch.tensor([3.0, math.inf]), 2.5))
+    progress.add(Seen(torch.tensor([6.0]), torch.tensor([1.0]), 0.5))
+    progress.add(Seen(torch.zeros(0), torch.zeros(0), 0.1))
+    kept = progress.state_dict()
+    assert progress.means() == (3, 2, 1)  # the one that is not finite has no norm, and is above the threshold
+    assert all(map(math.isnan, progress.means()))
+    progress.load_state_dict(kept)
+    assert (progress.means(), progress.threshold) == ((3, 2, 1), 0.1)
+    progress.add(Seen(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]), 2.0))
+    assert progress.means() == (1, 3, 0.5)
 
 
 def test_evaluation_counts_over_uneven_batches(monkeypatch):

@@ -32,6 +32,7 @@ METRICS = (
     "validation_accuracy",
     "test_loss",
     "validation_loss",
+    "gradient_norm",
     "bleu",
     "rouge_l",
     "meteor",

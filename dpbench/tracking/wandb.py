@@ -25,7 +25,7 @@ OLDER_WORDS = {"dryrun": "offline", "run": "online"}
 
 # Metrics that W&B plots over epochs; the summary keeps their last value, for the best one on test data is a choice
 # made by looking at test data.
-METRICS = ("train_loss", "test_loss", "test_accuracy", "eps")
+METRICS = ("train_loss", "gradient_norm", "above_threshold", "test_loss", "test_accuracy", "eps", "threshold")
 
 
 # Seconds that W&B gets to reach its server, and to send what is left at the end, unless its own variables say more.

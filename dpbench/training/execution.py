@@ -386,6 +386,7 @@ class Execution:
             },
             "test_accuracy_by_class": last.class_accuracy if last else None,
             "test_loss": last.test_loss if last else None,
+            "gradient_norm": last.gradient_norm if last else None,
             **(last.more if last else {}),
             "eps": ledger.epsilon(),
             "target_eps": config.eps,

@@ -19,6 +19,7 @@ from dpbench.privacy.uniform import UniformSource
 from dpbench.randomness import generator
 from dpbench.scores import text_scores
 from dpbench.stage import State
+from dpbench.step import Seen
 from dpbench.training.assemble import Assembly, draws_of
 from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model
 from dpbench.training.generation import continuations
@@ -43,10 +44,14 @@ class Metrics:
         epoch: passes over the data, step q.
         train_loss: mean over the samples drawn since the last evaluation, at the iterate that each step began with, or
             at the first of its points where that is none of them; not private.
+        gradient_norm: mean norm before clipping over the same samples' gradients, of the first point where points are
+            clipped one by one, without those that are not finite; not private.
+        above_threshold: share of these samples, 0 to 1, whose norm was above the threshold; not private.
         test_loss: mean over the test split.
         test_accuracy: fraction of the test split, 0 to 1.
         eps: spent so far.
         lr: learning rate of the last step.
+        threshold: C of the last step.
         seconds: since training began.
         class_accuracy: of each class of the test split; in summary.json only.
         more: numbers by name of a language model or of further splits, such as perplexity or mismatched_accuracy.
@@ -55,10 +60,13 @@ class Metrics:
     step: int
     epoch: float
     train_loss: float
+    gradient_norm: float
+    above_threshold: float
     test_loss: float
     test_accuracy: float
     eps: float
     lr: float
+    threshold: float
     seconds: float
     class_accuracy: tuple[float | None, ...]
     more: dict[str, float] = field(default_factory=dict)
@@ -78,7 +86,10 @@ class Progress:
         draws: where the sampler draws from.
         augmenting: generator of the augmentation.
         loss_sum: of the samples drawn since the last evaluation, float64, shape ().
+        norms: of these the sum of the norms that are finite, how many are, and how many are above the threshold, shape
+            (3,), float64.
         seen: their number.
+        threshold: of the last step.
         seconds: that training has taken.
     """
 
@@ -86,7 +97,9 @@ class Progress:
     draws: UniformSource
     augmenting: torch.Generator
     loss_sum: Tensor
+    norms: Tensor
     seen: int = 0
+    threshold: float = math.nan
     seconds: float = 0.0
 
     @classmethod
@@ -99,16 +112,39 @@ class Progress:
             draws,
             generator(config.seed, "augmentation", device, team.stream(run)),
             torch.zeros((), dtype=torch.float64, device=device),
+            torch.zeros(3, dtype=torch.float64, device=device),
         )
+
+    def add(self, seen: Seen) -> None:
+        """Take a step into account."""
+        self.loss_sum += seen.losses.sum().double()
+        finite = seen.norms.isfinite()
+        of_finite, above = seen.norms.where(finite, 0.0), seen.norms > seen.threshold
+        self.norms += torch.stack([part.sum(dtype=torch.float64) for part in (of_finite, finite, above)])
+        self.seen += len(seen.losses)
+        self.threshold = seen.threshold
+
+    def means(self) -> tuple[float, float, float]:
+        """The loss, the norm, and the share of norms above the threshold since it was last asked; NaN of no samples."""
+        norms, finite, above = self.norms.tolist()
+        loss, seen = float(self.loss_sum), self.seen
+        self.loss_sum.zero_()
+        self.norms.zero_()
+        self.seen = 0
+        if not seen:
+            return math.nan, math.nan, math.nan
+        return loss / seen, norms / finite if finite else math.nan, above / seen
 
     def state_dict(self) -> State:
         """Everything but the sampler and the generators, which have states of their own."""
-        return {"loss_sum": self.loss_sum.clone(), "seen": self.seen, "seconds": self.seconds}
+        numbers = {"seen": self.seen, "threshold": self.threshold, "seconds": self.seconds}
+        return {"loss_sum": self.loss_sum.clone(), "norms": self.norms.clone(), **numbers}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state that `state_dict` returned."""
         self.loss_sum.copy_(state["loss_sum"])
-        self.seen, self.seconds = state["seen"], state["seconds"]
+        self.norms.copy_(state["norms"])
+        self.seen, self.threshold, self.seconds = state["seen"], state["threshold"], state["seconds"]
 
 
 def train(
@@ -152,13 +188,12 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = lr
             drawn = team.agreed(progress.sampler.draw())
-            losses = yield from parts.step.take(
+            seen = yield from parts.step.take(
                 (_in_layout(config.augmentation.views(images, progress.augmenting), layout), labels)
                 for images, labels in splits.train.batches(drawn, parts.micro_batch)
             )
             _require_finite(flat.vector, "a parameter", step)
-            progress.loss_sum += losses.sum().double()
-            progress.seen += len(losses)
+            progress.add(seen)
             parts.averaging.update(flat.vector)
             progress.seconds = time.perf_counter() - start
             on_step(step)
@@ -167,20 +202,22 @@ def train(
             _require_finite(average, "an average of parameters", step)
             with flat.at(average):
                 test, more = _evaluated(config, parts, splits, team, last=step == config.steps)
+            loss, norm, above = progress.means()
             metrics = Metrics(
                 step=step,
                 epoch=step * config.sampling_rate,
-                train_loss=float(progress.loss_sum) / progress.seen if progress.seen else math.nan,
+                train_loss=loss,
+                gradient_norm=norm,
+                above_threshold=above,
                 test_loss=test.loss,
                 test_accuracy=test.accuracy,
                 eps=ledger.epsilon(),
                 lr=lr,
+                threshold=progress.threshold,
                 seconds=time.perf_counter() - start,
                 class_accuracy=test.class_accuracy,
                 more=more,
             )
-            progress.loss_sum.zero_()
-            progress.seen = 0
             on_evaluation(metrics)
             if not math.isfinite(test.loss):
                 raise DivergedError(f"the test loss is {test.loss} after {number_of(step, 'step')}")
