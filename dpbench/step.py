@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpbench.clip import Clip
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 from dpbench.filters import Filter
 from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
@@ -67,8 +67,10 @@ class PrivateStep:
         recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
 
     Raises:
-        ValueError: both sources would give the same numbers, or the ledger's plan is for noise of another correlation
-            between steps, whose eps says nothing of this one's.
+        UserError: noise multiplier, sampling rate or expected batch size is none.
+        ValueError: both sources would give the same numbers, the optimizer moves other parameters than those of the
+            gradients, or the ledger's plan is for noise of another correlation between steps, whose eps says nothing of
+            this one's.
     """
 
     def __init__(
@@ -88,6 +90,12 @@ class PrivateStep:
         noise_source: GaussianSource,
         side_source: GaussianSource,
     ) -> None:
+        require(0 <= noise_multiplier < math.inf, "noise_multiplier", noise_multiplier, "a finite number >= 0")
+        require(0 < sampling_rate <= 1, "sampling_rate", sampling_rate, "a share of the data, above 0 and at most 1")
+        require(0 < expected_batch < math.inf, "expected_batch", expected_batch, "a finite number > 0")
+        optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if optimized != set(map(id, gradients.flat.parameters)):
+            raise ValueError("the optimizer has other parameters than the gradients are of; make it of flat.parameters")
         if isinstance(noise_source, SeededGaussian) and noise_source.repeats(side_source):
             raise ValueError("noise_source and side_source would give the same numbers; seed them differently")
         if noise.correlation != ledger.plan.correlation:
@@ -156,7 +164,7 @@ class PrivateStep:
             TypeError: the batch is one micro-batch, not several.
             UserError: the query has more points than it promised.
         """
-        if isinstance(batch, Sequence) and any(isinstance(part, Tensor) for part in batch):
+        if isinstance(batch, Tensor) or (isinstance(batch, Sequence) and any(isinstance(p, Tensor) for p in batch)):
             raise TypeError("a step takes micro-batches, pairs of inputs and targets: step([(inputs, targets)])")
         points = self.query.points(self.gradients.flat.vector)
         if len(points) > self.query.most_points:
@@ -164,7 +172,7 @@ class PrivateStep:
             raise UserError(f"{message} at step {self.steps}", field="query", value=type(self.query).__name__)
         factors = partial(self.clip.factors, threshold=threshold)
         apart, feeds_back = self.query.clipped_apart, self.clip.feeds_back
-        return Request(self.gradients, points, batch, factors, apart=apart, remainder=feeds_back)
+        return Request(self.gradients, points, map(_pair, batch), factors, apart=apart, remainder=feeds_back)
 
     def _threshold(self) -> float:
         """C_t, for which float32 factors keep the clip's promise and noise can be made."""
@@ -235,3 +243,13 @@ class PrivateStep:
         self.optimizer.load_state_dict(state["optimizer"])
         for name in _REMEMBERING:
             getattr(self, name).load_state_dict(state[name])
+
+
+def _pair(part: MicroBatch) -> MicroBatch:
+    """A micro-batch, if it is one."""
+    if not isinstance(part, Sequence) or len(part) != 2 or not all(isinstance(one, Tensor) for one in part):
+        raise TypeError(
+            "a micro-batch is a pair of two tensors, inputs (B, ...) and targets (B, ...); where a model takes several "
+            "inputs, make one tensor of them that its forward() takes apart"
+        )
+    return part

@@ -8,6 +8,7 @@ import torch
 from cli import ROOT
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
 
+from dpbench.errors import UserError
 from dpbench.privacy import BudgetError
 
 PROGRAM, CORRELATED = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
@@ -78,6 +79,46 @@ def test_a_batch_that_is_not_in_micro_batches_is_refused():
     names = carried_out(SEEDED)
     with pytest.raises(TypeError, match=r"pairs of inputs and targets: step\(\[\(inputs, targets\)\]\)"):
         names["step"]((names["inputs"][:9], names["labels"][:9]))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "(({'ids': inputs[:9]}), labels[:9])",
+        "((inputs[:9], inputs[:9]), labels[:9])",
+        "(inputs[:9], labels[:9], labels[:9])",
+        "inputs[:9]",
+    ],
+)
+def test_what_is_no_micro_batch_is_refused(part):
+    names = carried_out(SEEDED)
+    before = names["step"].steps
+    with pytest.raises(TypeError, match="a micro-batch is a pair of two tensors"):
+        names["step"](iter([eval(part, names)]))
+    assert names["step"].steps == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("expected_batch=batch", "expected_batch=0", "expected_batch=0: expected a finite number > 0"),
+        ("expected_batch=batch", "expected_batch=float('nan')", "expected_batch=nan: expected a finite number > 0"),
+        ("sampling_rate=batch / size", "sampling_rate=2", "sampling_rate=2: expected a share of the data, above 0"),
+        ("noise_multiplier=noise_multiplier", "noise_multiplier=-1", "noise_multiplier=-1: expected a finite number"),
+        ("[Release(batch / size, 1.0)]", "[Release(1.1, 1.0)]", "sampling_rate=1.1: expected a share of the data"),
+        ("[Release(batch / size, 1.0)]", "[Release(float('nan'), 1.0)]", "sampling_rate=nan: expected a share"),
+        ("make_sampler(scheme, size, batch", "make_sampler(scheme, size, size + 1", "batch=1798: expected a number"),
+        ("make_sampler(scheme, size, batch", "make_sampler(scheme, size, -2", "batch=-2: expected a number above 0"),
+        ("make_sampler(scheme, size, batch", "make_sampler(scheme, 0, 0", "size=0: expected a whole number > 0"),
+        ('delta, "pld").noise', 'delta, "foo").noise', "foo gives no bound for poisson sampling; take pld or rdp"),
+        ("SGD(flat.parameters", "SGD(model[0].parameters()", "the optimizer has other parameters than the gradients"),
+        ("SGD(flat.parameters", "SGD(nn.Linear(2, 2).parameters()", "make it of flat.parameters"),
+    ],
+)
+def test_what_makes_no_step_is_refused_before_one_is_taken(old, new, says):
+    program = changed(old, new, SEEDED)
+    with pytest.raises((UserError, ValueError), match=re.escape(says)):
+        carried_out(program.replace("for _ in range(steps):", "for _ in range(0):"))
 
 
 def test_batches_without_samples_are_steps_of_noise():

@@ -130,6 +130,11 @@ class NoFilter(Clip):
     pass
 
 @dataclass
+class Public(Good):
+    def __post_init__(self):
+        self.last = None
+
+@dataclass
 class Unusual(Good):
     taps: Tensor | None = None
 """
@@ -144,6 +149,11 @@ BAD = {
     "of another group": ("bad_stages.NoFilter", "", f"/schema/filter=bad_stages.NoFilter: {EXTENDS}"),
     "no dataclass": ("bad_stages.Bare", "", f"/schema/filter=bad_stages.Bare: {EXTENDS}; it lacks @dataclass"),
     "no method": ("bad_stages.Lacking", "", "bad_stages.Lacking: it lacks apply, which Filter leaves to it"),
+    "what it remembers without an underscore": (
+        "bad_stages.Public",
+        "",
+        "filter=Public: it sets last, which is no field of it; call what it remembers or derives _last",
+    ),
     "a field that is no setting": ("bad_stages.Unusual", "", "its fields can't all be settings"),
     "a field it lacks": ("bad_stages.Good", "windw: 3", "filter.windw: a YAML file sets it, but Good has no such"),
     "a value of another type": ("bad_stages.Good", "window: three", "filter.window=three: expected a whole number"),

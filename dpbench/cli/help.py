@@ -52,6 +52,9 @@ def help_text(own: Sequence[Path] = ()) -> str:
         for option in files:
             mark = "*" if chosen.get(group) == option.stem else " "
             head = f"  {mark} {option.stem:<16} "
+            if len(head) > len(INDENT):
+                parts.append(head.rstrip())
+                head = INDENT
             parts.append(textwrap.fill(purpose(option), WIDTH, initial_indent=head, subsequent_indent=INDENT))
             settings = _own_settings(group, option)
             parts += textwrap.wrap(settings, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)

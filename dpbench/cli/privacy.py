@@ -54,15 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(typed: list[str]) -> int:
     parser = OverridesParser()
-    parser.add_argument("--grid", type=int)
+    parser.add_argument("--grid")
     parser.add_argument("-m", "--multirun", action="store_true")  # of a sweep's line; several are compared anyway
     options, folders = parser.parse(typed)
-    allowed = f"a whole number from 1 to {LARGEST_GRID}"
-    require(options.grid is None or 1 <= options.grid <= LARGEST_GRID, "--grid", options.grid, allowed)
+    fits = options.grid is None or (options.grid.isdecimal() and 1 <= int(options.grid) <= LARGEST_GRID)
+    require(fits, "--grid", options.grid, f"a whole number from 1 to {LARGEST_GRID}")
+    grid = None if options.grid is None else int(options.grid)
     register()
     # What a run spends is the same for all seeds.
     overrides = [quoted(line) for line in options.overrides if not line.startswith(("seed=", "seeds="))]
-    _print(compose_jobs(overrides, multirun=True, config_dirs=folders), options.grid, make_console())
+    _print(compose_jobs(overrides, multirun=True, config_dirs=folders), grid, make_console())
     return OK
 
 

@@ -33,6 +33,7 @@ from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.schema import RunConfig, register
 from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError, require
+from dpbench.stage import is_own
 
 # Of a sweep.
 MOST_JOBS = 100_000
@@ -126,6 +127,9 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
     known = {field.name for field in dataclasses.fields(value)}
     for name, item in vars(value).items():
         if name not in known and not name.startswith("_"):
+            if is_own(type(value)):
+                message = f"it sets {name}, which is no field of it; call what it remembers or derives _{name}"
+                raise UserError(message, field=path.removesuffix("."), value=type(value).__name__)
             raise UserError(f"no such setting; known here: {', '.join(sorted(known))}", field=path + name, value=item)
         _refuse_extra_keys(item, f"{path}{name}.")
 

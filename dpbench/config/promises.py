@@ -16,6 +16,7 @@ from dpbench.clip import Clip
 from dpbench.data import Augmentation, Dataset, ImageDataset
 from dpbench.errors import UserError
 from dpbench.noise import Noise
+from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.plan import Part
 from dpbench.query import Query
 from dpbench.stage import is_own
@@ -28,6 +29,11 @@ THRESHOLDS = (1e-3, 1.0, 1e3)
 NORMS = (0.0, 1e-9, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.999, 1.0, 1.001, 2.0, 10.0, 100.0, 1e3, 1e4, 1e9)
 # Of products in float32.
 ROUNDING = 1e-4
+# Normal numbers of a step; their deviation errs by 0.7 %, and the correlation of two steps by 0.01.
+DRAWN = 10_000
+DRAWN_STEPS = 3
+LEAST_DEVIATION = 0.95
+MOST_CORRELATION = 0.06
 
 
 def check(config: RunConfig) -> None:
@@ -49,6 +55,8 @@ def check(config: RunConfig) -> None:
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
+        if config.noise.correlation is None:
+            _drawn(config.noise)
     if is_own(type(config.augmentation)):
         _views(config.augmentation, config.dataset)
 
@@ -141,3 +149,20 @@ def _scale(noise: Noise, scale: object, step: int) -> None:
         told = f"{scale:g}" if isinstance(scale, (int, float)) else f"a {type(scale).__name__}"
         message = f"expected a finite scale > 0 at every step, not {told} at step {step}"
         raise UserError(message, field="noise", value=type(noise).__name__)
+
+
+def _drawn(noise: Noise) -> None:
+    """Noise that the account takes for independent between steps, and of deviation 1 where its scale is 1."""
+    tried, source = deepcopy(noise), SeededGaussian(torch.Generator().manual_seed(0))
+    steps = torch.stack([tried.draw(torch.empty(DRAWN), source).clone() for _ in range(DRAWN_STEPS)]).double()
+    least = float(steps.square().mean(1).sqrt().min())
+    between = float(steps.corrcoef().triu(1).abs().max())
+    if not least >= LEAST_DEVIATION:
+        what = f"it draws numbers of standard deviation {least:.3g} at scale 1, where eps rests on 1"
+    elif not between <= MOST_CORRELATION:
+        what = (
+            f"it draws noise of two steps whose correlation is {between:.3g}, but gives no correlation for the account"
+        )
+    else:
+        return
+    raise UserError(what, field="noise", value=type(noise).__name__)

@@ -185,7 +185,8 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
     """
     require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
     if accountant not in plan.scheme.accountants:
-        raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling")
+        valid = " or ".join(plan.scheme.accountants)
+        raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling; take {valid}")
     if len(plan) == 0:
         return 0.0
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:

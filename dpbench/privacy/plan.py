@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
+from dpbench.errors import require
 from dpbench.privacy.correlation import Correlation
 from dpbench.privacy.sampling import POISSON, Scheme
 
@@ -82,6 +83,8 @@ class Plan:
     correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
+        for rate in {run.release.sampling_rate for run in self.runs}:
+            require(0 < rate <= 1, "sampling_rate", rate, "a share of the data, above 0 and at most 1")
         if self.scheme.passes and self.epoch < 1:
             raise ValueError(f"{self.scheme.name}: the plan needs the number of releases in an epoch")
         if self.correlation is not None and not self.correlation.covers(self.scheme):

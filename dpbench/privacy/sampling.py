@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dpbench.errors import require
 from dpbench.privacy.uniform import UniformSource
 
 
@@ -78,6 +79,8 @@ class Sampler:
     """
 
     def __init__(self, size: int, batch: int, source: UniformSource) -> None:
+        require(size > 0, "size", size, "a whole number > 0")
+        require(0 < batch <= size, "batch", batch, f"a number above 0 and at most the {size} samples")
         self.size = size
         self.batch = batch
         self._source = source
@@ -155,7 +158,11 @@ class PassSampler(Sampler):
 
 
 def make_sampler(scheme: Scheme, size: int, batch: int, source: UniformSource) -> Sampler:
-    """The sampler of a scheme over N samples with batches of B."""
+    """The sampler of a scheme over N samples with batches of B.
+
+    Raises:
+        UserError: there are no samples, or B is not above 0 and at most N.
+    """
     if scheme == POISSON:
         return PoissonSampler(size, batch, source)
     if scheme == FIXED_SIZE:

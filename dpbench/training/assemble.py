@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -26,15 +27,22 @@ from dpbench.training.micro_batch import fitting_micro_batch
 Kind = TypeVar("Kind", bound=PerSampleGradients)
 
 
-def per_sample_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def per_sample_loss(logits: Tensor, labels: Tensor, classes: int = 1) -> Tensor:
     """Cross-entropy of each sample, shape (B,).
 
+    Args:
+        logits: shape (B, classes).
+        labels: shape (B,).
+        classes: that labels may be of.
+
     Raises:
-        UserError: the model gave something else than logits, shape (B, classes).
+        UserError: the model gave something else than logits, or too few.
     """
     if not isinstance(logits, Tensor) or logits.dim() < 2 or len(logits) != len(labels):
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise UserError(f"expected logits of the model, shape ({len(labels)}, classes), not {found}")
+    if logits.shape[1] < classes:  # on a GPU the loss would end the process, with a word about itself
+        raise UserError(f"expected logits of the model for {classes} classes, not for {logits.shape[1]}")
     return F.cross_entropy(logits, labels, reduction="none")
 
 
@@ -76,7 +84,7 @@ def gradients_of(config: RunConfig, model: nn.Module, flat: FlatParameters, kind
     return kind(
         model,
         flat,
-        next_token_loss if config.dataset.generates else per_sample_loss,
+        next_token_loss if config.dataset.generates else partial(per_sample_loss, classes=config.dataset.classes),
         per_layer=config.clip.scope == "per_layer",
         views=config.augmentation.copies,
         autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
@@ -96,6 +104,13 @@ def draws_of(config: RunConfig, device: torch.device) -> UniformSource:
     return SeededUniform(generator(config.seed, "sampling", device, config_hash(config)))
 
 
+def _require_built(group: str, settings: object, built: object, kind: type) -> None:
+    if not isinstance(built, kind):
+        found = type(built).__name__
+        message = f"expected build() to return torch's {kind.__name__}, not a {found}"
+        raise UserError(message, field=group, value=type(settings).__name__)
+
+
 def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:
     """Build model, stages and optimizer; reads no data.
 
@@ -104,10 +119,12 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     """
     with global_stream(config.seed, "weights"):
         model = config.model.build(config.dataset)
+    _require_built("model", config.model, model, nn.Module)
     model.to(device).train()
     flat = FlatParameters(model)
     gradients = gradients_of(config, model, flat, PerSampleGradients)
     optimizer = config.optim.build(flat.parameters)
+    _require_built("optim", config.optim, optimizer, torch.optim.Optimizer)
     if config.uncertified is None and any("unnoised_norm" in group for group in optimizer.param_groups):
         raise UserError(
             "this optimizer reads the norm of un-noised gradients, for which no eps holds; leave unnoised_norm out",

@@ -151,7 +151,7 @@ def in_words(config: RunConfig, found: Budget) -> str:
         bounded = math.isfinite(config.clip.sensitivity(1.0))
         return f"eps=inf: not private; no noise, clipping {'on' if bounded else 'off'}"
     if config.privacy.noise_multiplier is None:
-        eps, how = f"for eps={config.eps:g}", f", {found.seconds:.1f} s" if found.seconds else ", cached"
+        eps, how = f"for eps={config.eps:g}", f", {found.seconds:.1f} s" if found.seconds else ""
     else:
         spent = found.eps if found.search is None else found.search[1]
         eps, how = f"as given, eps={spent:.4g} of eps={config.eps:g}", ""
