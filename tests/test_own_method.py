@@ -22,6 +22,8 @@ def write_example(folder: Path) -> Path:
         "my_conf/my_filters.py",
         "my_conf/filter/median.yaml",
         "my_conf/algo/mine.yaml",
+        "my_conf/my_models.py",
+        "my_conf/model/patches.yaml",
     ]
     for name, content in shown:
         path = folder / name
@@ -66,7 +68,7 @@ def test_the_example_trains_in_a_process_of_its_own(my_conf):
 
 
 def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
-    sweep, crossed = commands()[1:]
+    sweep, crossed, modelled = commands()[1:]
     at = sweep.index("my_conf")
     outcome = run(tmp_path, *sweep[:at], str(my_conf), *sweep[at + 1 :], settings=FAST)
     assert (outcome.code, outcome.err) == (0, "")
@@ -78,6 +80,12 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
     at = crossed.index("my_conf")
     plan = run(tmp_path, *crossed[:at], str(my_conf), *crossed[at + 1 :], "plan=true", settings=FAST)
     assert (plan.code, plan.err) == (0, "")
+    at = modelled.index("my_conf")
+    outcome = run(tmp_path / "own", *modelled[:at], str(my_conf), *modelled[at + 1 :], settings=FAST)
+    assert (outcome.code, outcome.err) == (0, "")
+    (record,) = records(tmp_path / "own")
+    assert read(record, "summary.json")["model"] == "patches"
+    assert read(record, "summary.json")["test_accuracy"]["final"] > 0.3
 
 
 def test_the_privacy_command_takes_it(my_conf, capsys):
