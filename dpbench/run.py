@@ -24,7 +24,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.command import BAD_INPUT, GOES_ON, OK, exit_code, run_command
     from dpbench.cli.help import help_text
     from dpbench.cli.preview import print_plan
-    from dpbench.cli.table import Row, as_csv, print_table
+    from dpbench.cli.table import Row, as_csv, print_means, print_table
     from dpbench.config import Job, compose_jobs, conf_folder, in_grammar, quoted, require_same_releases
     from dpbench.config.compose import ADD_M, MOST_JOBS
     from dpbench.config.own import find_own_stages
@@ -240,6 +240,7 @@ def _run(jobs: list[Job], starting: Callable[[str | None], StartWith], *, multir
     rows = _rows(jobs)
     if any(row.status != Status.REFUSED for row in rows):  # where nothing ran, a sentence says all
         print_table(rows, console)
+        print_means(rows, console)
     kept = True
     if sweep and any(row.summary for row in rows):
         kept = _keep_table(rows, jobs, results / "sweeps" / sweep, group)

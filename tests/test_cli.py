@@ -16,7 +16,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from results_command import results, rows
 from rich.console import Console
 
-from dpbench.cli.table import Row, print_table
+from dpbench.cli.table import Row, print_means, print_table
 from dpbench.config import compose_jobs, in_grammar, require_same_releases
 from dpbench.errors import PlainWarning, UserError
 from dpbench.filters import RecursiveLowPass
@@ -416,6 +416,25 @@ def test_the_output_of_a_sweep_shows_every_run_and_its_folder(sweep):
         assert f"{row['run']}: {row['folder']}" in sweep.out.splitlines()
         accuracy = f"{float(row['test accuracy, last (%)']):.2f}"
         assert re.search(rf"^{row['run']} .*{accuracy}.*finished", sweep.out, re.MULTILINE)
+
+
+def test_a_sweep_over_seeds_ends_with_means_of_what_has_finished():
+    def row(name, accuracy, digest, seed):
+        status = "failed" if accuracy is None else "finished"
+        return Row(name, {"test_accuracy": {"final": accuracy}}, status, None, f"/results/runs/{digest}/{seed}")
+
+    accuracies = [0.7, 0.75, 0.77, None]
+    rows = [row(f"algo=disk seed={seed}", accuracy, "a", seed) for seed, accuracy in enumerate(accuracies)]
+    rows.append(row("algo=dpsgd seed=0", 0.5, "b", 0))
+    shown = StringIO()
+    print_means(rows, Console(file=shown, width=160))
+    _, head, *lines = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
+    assert head == ["mean over seeds", "test accuracy, last (%)", "seeds"]
+    # (70 + 75 + 77)/3, and the root of (4² + 1² + 3²)/2
+    assert lines == [["algo=disk", "74.00 ± 3.61", "3"], ["algo=dpsgd", "50.00", "1"]]
+    shown = StringIO()
+    print_means([rows[0], rows[3], rows[4]], Console(file=shown, width=160))
+    assert shown.getvalue() == ""
 
 
 def test_a_folder_is_shown_only_where_it_is(tmp_path):

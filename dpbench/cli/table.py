@@ -6,6 +6,8 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from rich.console import Console
@@ -109,6 +111,27 @@ def print_table(rows: list[Row], console: Console) -> None:
     for row in rows:
         if row.folder is not None:
             console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
+
+
+def print_means(rows: list[Row], console: Console) -> None:
+    """Print mean ± sample standard deviation of each configuration, where several runs of one have finished."""
+    of_run: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.folder is not None and row.accuracy("final") is not None:
+            of_run.setdefault(str(Path(row.folder).parent), []).append(row)
+    if all(len(group) < 2 for group in of_run.values()):
+        return
+    table = new_table()
+    table.add_column("mean over seeds", overflow="fold")
+    table.add_column("test accuracy, last (%)", justify="right")
+    table.add_column("seeds", justify="right")
+    for group in of_run.values():
+        name = " ".join(word for word in group[0].name.split() if not word.startswith("seed=")) or "all runs"
+        accuracies = [100 * value for row in group if (value := row.accuracy("final")) is not None]
+        spread = f" ± {stdev(accuracies):.2f}" if len(group) > 1 else ""
+        table.add_row(Text(visible(name)), f"{fmean(accuracies):.2f}{spread}", str(len(group)))
+    console.print()
+    console.print(table)
 
 
 def as_csv(rows: list[Row]) -> str:
