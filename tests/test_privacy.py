@@ -13,7 +13,7 @@ from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.privacy import SCHEMES, BudgetError, Ledger, Plan, Release, calibrate, epsilon
 from dpbench.privacy.accountants import least_epsilon
-from dpbench.training.budget import budget, open_ledger
+from dpbench.training.budget import budget, in_words, open_ledger
 
 # doppler.md 2.11: N = 50,000, delta = N^-1.1; (B, epochs, eps): (RDP, PLD), tolerance 0.003.
 DOPPLER = {
@@ -356,3 +356,10 @@ def test_plan_of_a_run_is_what_its_ledger_expects():
     ledger = open_ledger(config, 1.5)
     assert config.steps == math.ceil(2 * 1437 / 100) == len(ledger.plan)
     assert ledger.plan.runs[0].release == Release(100 / 1437, 1.5)
+
+
+@pytest.mark.parametrize(("delta", "told"), [("1/N", False), ("7e-4", True), ("'1/N^1.1'", False)])
+def test_a_delta_that_promises_little_is_told(delta, told):
+    (job,) = compose_jobs([f"delta={delta}", "dataset=digits", "privacy.accountant=rdp", "epochs=1"], multirun=False)
+    line = in_words(job.config, budget(job.config))
+    assert ("delta=0.0007 (above 1/1437, which promises little) over" in line) == told

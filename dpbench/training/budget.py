@@ -158,9 +158,12 @@ def in_words(config: RunConfig, found: Budget) -> str:
     warning = "" if config.uncertified is None else f"NOT CERTIFIED: {config.uncertified}, eps does not hold; "
     runs = config.privacy.search_runs
     of_search = "" if runs is None else f" of a search with {runs:g} runs expected, {found.eps:.4g} of this one"
+    size = config.dataset.train_size
+    # 1/N itself is common, and may be a little more in floating point.
+    little = f" (above 1/{size}, which promises little)" if config.delta_value * size > 1 + 1e-9 else ""
     line = warning + (
         f"noise multiplier {found.noise_multiplier:.4f} {eps}{of_search}, "
-        f"delta={config.delta_value:.3g} over "
+        f"delta={config.delta_value:.3g}{little} over "
         f"{number_of(config.steps, 'step')} at sampling rate {config.sampling_rate:.4g} "
         f"({config.privacy.sampler}, {config.privacy.valid_accountant}{how})"
     )
