@@ -172,7 +172,7 @@ class PrivateStep:
             raise UserError(f"{message} at step {self.steps}", field="query", value=type(self.query).__name__)
         factors = partial(self.clip.factors, threshold=threshold)
         apart, feeds_back = self.query.clipped_apart, self.clip.feeds_back
-        return Request(self.gradients, points, map(_pair, batch), factors, apart=apart, remainder=feeds_back)
+        return Request(self.gradients, points, batch, factors, apart=apart, remainder=feeds_back)
 
     def _threshold(self) -> float:
         """C_t, for which float32 factors keep the clip's promise and noise can be made."""
@@ -243,13 +243,3 @@ class PrivateStep:
         self.optimizer.load_state_dict(state["optimizer"])
         for name in _REMEMBERING:
             getattr(self, name).load_state_dict(state[name])
-
-
-def _pair(part: MicroBatch) -> MicroBatch:
-    """A micro-batch, if it is one."""
-    if not isinstance(part, Sequence) or len(part) != 2 or not all(isinstance(one, Tensor) for one in part):
-        raise TypeError(
-            "a micro-batch is a pair of two tensors, inputs (B, ...) and targets (B, ...); where a model takes several "
-            "inputs, make one tensor of them that its forward() takes apart"
-        )
-    return part

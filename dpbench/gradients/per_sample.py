@@ -157,12 +157,13 @@ class PerSampleGradients:
             remainder: also sum what the factors leave over.
 
         Raises:
+            TypeError: a micro-batch is no pair of tensors.
             UserError: the model trains other parameters than the flat ones.
         """
         self.flat.require_of(self.model)
         running = Running(self.flat.vector, remainder=remainder)
-        for inputs, targets in batch:
-            waiting = [(inputs, targets)]
+        for part in batch:
+            waiting = [_pair(part)]
             while waiting:
                 x, y = waiting.pop(0)
                 if not len(y):
@@ -452,6 +453,16 @@ def _of_constants(layer: nn.Module) -> Forward:
                 parameter.requires_grad_()
 
     return of_constants
+
+
+def _pair(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A micro-batch, if it is one."""
+    if not isinstance(part, Sequence) or len(part) != 2 or not all(isinstance(one, Tensor) for one in part):
+        raise TypeError(
+            "a micro-batch is a pair of two tensors, inputs (B, ...) and targets (B, ...); where a model takes several "
+            "inputs, make one tensor of them that its forward() takes apart"
+        )
+    return part
 
 
 def _generators(inputs: Tensor) -> Generators:
