@@ -81,6 +81,7 @@ OBJECT = entries({})
 SCORES = (
     "test_loss",
     "validation_loss",
+    "gradient_norm",
     "bleu",
     "rouge_l",
     "meteor",
@@ -89,10 +90,7 @@ SCORES = (
     "cider",
     "perplexity",
 )
-_NUMBERS = (
-    *(*SCORES, "gradient_norm", "eps", "target_eps", "published_eps", "search_eps", "delta"),
-    *("noise_multiplier", "sampling_rate"),
-)
+_NUMBERS = (*SCORES, "eps", "target_eps", "published_eps", "search_eps", "delta", "noise_multiplier", "sampling_rate")
 
 
 def status(words: tuple[str, ...]) -> Shape:
@@ -144,10 +142,7 @@ PROVENANCE = entries(
         "seeded_noise": WHOLE,
     }
 )
-_MEASURED = (
-    *(*SCORES, "train_loss", "gradient_norm", "above_threshold", "test_accuracy"),
-    *("eps", "lr", "threshold", "seconds"),
-)
+_MEASURED = (*SCORES, "train_loss", "above_threshold", "test_accuracy", "eps", "lr", "threshold", "seconds")
 EVALUATION = entries({**dict.fromkeys(_MEASURED, maybe(NUMBER)), "step": WHOLE, "epoch": NUMBER}, required=("step",))
 _STAGES = (
     *("query", "clip", "threshold", "noise", "filter", "optim", "schedule", "averaging", "model"),
