@@ -22,7 +22,7 @@ from dpbench.privacy.tuning import (
     RenyiCurve,
     TruncatedNegativeBinomial,
 )
-from dpbench.training.budget import budget
+from dpbench.training.budget import budget, search_eps
 
 # dc_sgd.md 2.7. Columns: no tuning; every candidate of 9, 10, 45, 90; random stopping over as many, in parentheses
 # with more orders.
@@ -273,6 +273,19 @@ def test_the_eps_of_a_run_in_a_search_is_that_of_the_search(overrides):
     assert found.search == (8.0, pytest.approx(3, rel=1e-3))
     assert found.eps < 2.5  # of the run alone
     assert found.noise_multiplier > budget(composed(*overrides, "dataset=digits", "eps=3")).noise_multiplier
+
+
+def test_a_search_of_which_a_run_went_on_with_another_multiplier_spends_what_that_does():
+    config = composed("dataset=digits", "eps=3", "privacy.search_runs=8")
+    found = budget(config)
+    assert search_eps(composed("eps=3"), budget(composed("eps=3")), 1.0) is None
+    assert search_eps(config, found, found.noise_multiplier) == found.search[1]
+    multiplier = 1.3 * found.noise_multiplier
+    selected = RepeatAndSelectDpEvent(event(config.release_plan().scaled(multiplier)), 8.0, 0.0)
+    account = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    spent = account.compose(selected).get_epsilon(config.delta_value)
+    assert spent < 2.5
+    assert search_eps(config, found, multiplier) == pytest.approx(spent, rel=1e-3)
 
 
 def test_a_search_does_not_believe_a_multiplier_that_spends_more(monkeypatch):

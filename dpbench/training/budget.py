@@ -102,6 +102,22 @@ def affords(config: RunConfig, multiplier: float) -> bool:
     return True
 
 
+def search_eps(config: RunConfig, found: Budget, multiplier: float) -> float | None:
+    """What the search that a run is charged for spends; None for a run of none.
+
+    Args:
+        config: the run.
+        found: its budget.
+        multiplier: that it has: a run that goes on keeps the one that it began with.
+    """
+    if found.search is None:
+        return None
+    runs, spent = found.search
+    if multiplier == found.noise_multiplier:
+        return spent
+    return search_cost(config.release_plan().scaled(multiplier), config.delta_value, search_of(runs)).eps
+
+
 def _require_within(config: RunConfig, given: float, spent: float, where: str) -> None:
     if spent > config.eps:
         raise OverspentError(

@@ -27,7 +27,7 @@ from dpbench.tracking.provenance import gone_on, provenance
 from dpbench.tracking.record import MODEL, RecordError
 from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.assemble import Assembly, assemble
-from dpbench.training.budget import Budget, budget, in_words, open_ledger
+from dpbench.training.budget import Budget, budget, in_words, open_ledger, search_eps
 from dpbench.training.checkpoint import FILES
 from dpbench.training.display import Display
 from dpbench.training.distributed import current_team
@@ -377,6 +377,7 @@ class Execution:
         """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
         config, ledger = self.config, self.keeper.made(training.ledger)
         last = training.metrics[-1] if training.metrics else None
+        multiplier = training.parts.step.noise_multiplier
         best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
         return {
             "test_accuracy": {
@@ -396,8 +397,8 @@ class Execution:
             "accountant": ledger.accountant,
             "sampler": config.privacy.sampler,
             "published_eps": ledger.published_eps,
-            "search_eps": spends.search[1] if spends.search is not None else None,
-            "noise_multiplier": training.parts.step.noise_multiplier,
+            "search_eps": search_eps(config, spends, multiplier),
+            "noise_multiplier": multiplier,
             "steps": len(ledger),
             "sampling_rate": config.sampling_rate,
             "algorithm": config.algo["name"],
