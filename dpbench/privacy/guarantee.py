@@ -15,8 +15,8 @@ ACCOUNTS = {
 }
 
 UNCOUNTED = (
-    "training losses in the record, the mean and deviation that images are normalised by, the size of the data set, "
-    "and floating-point effects of the noise."
+    "training losses and norms of gradients in the record, the mean and deviation that images are normalised by, the "
+    "size of the data set, and floating-point effects of the noise."
 )
 NOT_COUNTED = f"Not counted: the choice of hyper-parameters on the same data, {UNCOUNTED}"
 
