@@ -116,7 +116,6 @@ def test_what_is_not_run_shows_the_printed_numbers_and_says_so(tmp_path):
     mnist, *_, hundred = panels(figure)
     assert not mnist.lines
     assert [text.get_text() for text in mnist.texts] == ["no number yet"]
-    assert not [*mnist.get_xticks(), *mnist.get_xticks(minor=True), *mnist.get_yticks()]  # of nothing
     ((x, y),) = lines(hundred, hollow=True).values()
     assert (x, y) == ([0.5, 1, 2, 4, 8], [14.7, 22.7, 30.0, 37.1, 42.0])
     assert hundred.get_xscale() == "log"  # 0.5 and 1 would run into each other
@@ -153,6 +152,16 @@ def test_learning_curves_are_means_over_seeds_with_a_band(tmp_path):
     spread = math.sqrt(8.0)  # sample standard deviation of two numbers that differ by four
     assert (heights.min(), heights.max()) == (pytest.approx(12 - spread), pytest.approx(46 + spread))
     assert first.get_xlabel() == "epoch"
+
+
+def test_a_panel_without_learning_curves_has_no_ticks(tmp_path):
+    artefact = load_artefact(PAPERS / "adp" / "figure_4.yaml")
+    record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[80.0, 90.0]], [0.0, 50.0])
+    shown, none, *_ = panels(draw(picture(artefact, Evidence(tmp_path, digest))))
+    assert [text.get_text() for text in none.texts] == ["no number yet"]
+    assert not [*none.get_xticks(), *none.get_xticks(minor=True), *none.get_yticks()]
+    assert shown.lines
+    assert len(shown.get_xticks()) > 2
 
 
 def test_learning_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
