@@ -54,6 +54,9 @@ def test_images_are_taken_as_they_are_stored_and_in_no_other_scale(tmp_path):
     torch.testing.assert_close(trained.inputs(pixels.to(torch.uint8)).double(), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match="dataset=digits: has pixels that are whole numbers from 0 to 16, not float32"):
         trained.inputs(pixels / 16)
+    for wrong in (["a"], [pixels[0].tolist(), [[1, 2]]], [None]):
+        with pytest.raises(UserError, match="dataset=digits: has images, and these make no tensor: "):
+            trained.inputs(wrong)
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def test_texts_are_classified_as_the_record_says(texts):
     # One text without a pair, too, with no column for what is not there.
     assert as_documented(record, ["word"]).shape == (1, 2)
     trained = load_trained(record)
-    for wrong in ("word", ["word", ("two", "words")], [("a", "b", "c")]):
+    for wrong in ("word", ["word", ("two", "words")], [("a", "b", "c")], [1, 2], [("word", 3)], [{"text": "word"}]):
         with pytest.raises(UserError, match="dataset=mine: has a list of texts, or of pairs of texts"):
             trained.inputs(wrong)
     with pytest.raises(UserError, match="dataset=mine: has samples, of which none is given"):

@@ -100,6 +100,20 @@ class Dataset:
         """
         raise NotImplementedError
 
+    def _numbers(self, samples: Any) -> Tensor:
+        """Samples as a tensor of the one shape that the data set has.
+
+        Raises:
+            UserError: they are no numbers, or of another shape.
+        """
+        try:
+            numbers = torch.as_tensor(samples)
+        except (RuntimeError, TypeError, ValueError) as error:  # texts, or rows of several lengths
+            wanted = f"has {self.holds}, and these make no tensor"
+            raise UserError(f"{wanted}: {error}", field="dataset", value=self.name) from error
+        self._require_shape(numbers)
+        return numbers
+
     def _require_shape(self, samples: Tensor) -> None:
         """Raise `UserError` unless these are inputs of the one shape that the data set has."""
         if tuple(samples.shape[1:]) != self.sample_shape:

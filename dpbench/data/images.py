@@ -96,8 +96,7 @@ class ImageDataset(Dataset):
 
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
-        images = torch.as_tensor(samples)
-        self._require_shape(images)
+        images = self._numbers(samples)
         if images.is_floating_point():  # of which scale nobody can tell
             kind = str(images.dtype).removeprefix("torch.")
             wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {kind}"

@@ -105,7 +105,7 @@ class TextDataset(Dataset):
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
         """Ids (B, T) of texts, or of pairs of texts; of a language model those that it is to go on from."""
-        of_one = {1 if isinstance(sample, str) else len(sample) for sample in samples}
+        of_one = {1 if isinstance(sample, str) else _texts_in(sample) for sample in samples}
         if isinstance(samples, str) or len(of_one) > 1 or not of_one <= {1, 2}:
             raise UserError("has a list of texts, or of pairs of texts", field="dataset", value=self.name)
         tokenizer = open_tokenizer(self.tokenizer, root, download=False)
@@ -138,3 +138,10 @@ class TextDataset(Dataset):
             references.setdefault(told, []).append(said)
         ids = prompts(list(references), tokenizer)
         return Prompts(ids, list(references.values()), tokenizer.end, tokenizer.decode)
+
+
+def _texts_in(sample: object) -> int:
+    """How many texts a sample is made of; 0 where it is of something else."""
+    if not isinstance(sample, (list, tuple)) or not all(isinstance(part, str) for part in sample):
+        return 0
+    return len(sample)
