@@ -29,6 +29,17 @@ class Course(NamedTuple):
     epoch: int = 0
 
 
+def prepared(course: Course | None) -> Course:
+    """What a stage was told of the run.
+
+    Raises:
+        RuntimeError: it was told nothing.
+    """
+    if course is None:
+        raise RuntimeError("prepare() was not called: the stage needs to know the run's course")
+    return course
+
+
 class Stage:
     """A stage of the private step.
 

@@ -33,6 +33,7 @@ from scipy.optimize import linprog
 from dpbench.audit.__main__ import main
 from dpbench.audit.attacks import audit
 from dpbench.audit.bounds import (
+    eps_of,
     mu_at_least,
     noticeable_factor,
     one_run_eps_at_least,
@@ -127,6 +128,27 @@ def test_mu_is_covered_as_often_as_stated_and_reached_in_the_limit(mu, rate):
 def test_no_mu_explains_that_a_sampled_canary_is_found_more_often_than_it_is_sampled():
     assert mu_at_least(0, 2000, 1000, 2000, 0.05, sampling_rate=0.3) == math.inf
     assert mu_at_least(500, 1000, 500, 1000, 0.05) == 0.0
+
+
+@pytest.mark.parametrize(("mu", "rate", "delta"), [(2.0, 0.05, 1e-4), (0.8, 0.0445, 3.3e-4), (1.5, 1.0, 1e-5)])
+def test_eps_of_a_release_is_where_its_divergence_is_delta(mu, rate, delta):
+    """Not above it, as an accountant's eps is, which would make too much of what an attack showed."""
+    found = eps_of(mu, delta, sampling_rate=rate)
+
+    def excess(x):
+        return np.maximum((1 - rate) * stats.norm.pdf(x) + rate * stats.norm.pdf(x - mu) - others(x), 0)
+
+    def others(x):
+        return math.exp(found) * stats.norm.pdf(x)
+
+    x = np.linspace(-12, 12 + mu, 2_000_001)
+    assert np.trapezoid(excess(x), x) == pytest.approx(delta, rel=1e-5)
+
+
+def test_eps_of_nothing_and_of_anything():
+    assert eps_of(0.0, 1e-5, sampling_rate=0.1) == 0.0
+    assert eps_of(math.inf, 1e-5, sampling_rate=0.1) == math.inf
+    assert eps_of(1.0, 0.2, sampling_rate=0.1) == 0.0
 
 
 def test_noticeable_factor_is_that_at_which_the_bound_reaches_the_claim():

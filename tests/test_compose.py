@@ -32,7 +32,7 @@ def test_shared_reading_composes_what_hydra_composes():
             assert chosen_shared == chosen_whole
             for composed in (shared, whole):
                 OmegaConf.set_struct(composed, False)
-            assert resolved(load(shared)) == resolved(load(whole))
+            assert resolved(load(shared, chosen_shared)) == resolved(load(whole, chosen_whole))
 
 
 def test_jobs_of_a_sweep_do_not_change_each_other():

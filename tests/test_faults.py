@@ -678,6 +678,16 @@ def test_a_tracker_that_hangs_costs_its_patience_once(tmp_path, monkeypatch, ser
     assert [len(read_metrics(record)) for record in records(tmp_path)] == [STEPS] * 3
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_w_and_b_is_waited_for_once_all_seeds_are_recorded(tmp_path, monkeypatch, service, fused):
+    """Else the first of them would keep the others from their checkpoints where all are to end at once."""
+    found = []
+    monkeypatch.setattr(wandb, "init", lambda **_: Remote())
+    monkeypatch.setattr(Tracker, "wait", lambda _: found.append([*map(status, tmp_path.glob("runs/*/[0-9]"))]))
+    assert carry_out(tmp_path, *ONLINE, seeds=(0, 1, 2), fuse=fused).code == 0
+    assert found == [["finished"] * 3] * 3
+
+
 def test_training_does_not_wait_for_a_slow_tracker(monkeypatch, service):
     monkeypatch.setattr(tracking, "PATIENCE", 30.0)
     answer = threading.Event()
@@ -688,6 +698,7 @@ def test_training_does_not_wait_for_a_slow_tracker(monkeypatch, service):
     assert remote.logged == []
     answer.set()
     tracker.finish({"eps": 1.0}, succeeded=True)
+    tracker.wait()
     assert remote.logged == list(range(100))
     assert remote.summary == {"eps": 1.0}
 
@@ -728,6 +739,7 @@ def test_a_server_that_vanishes_costs_no_run_that_is_under_way(tmp_path, monkeyp
     ]
     first.log({"test_loss": 1.0}, 1)
     first.finish({}, succeeded=True)
+    first.wait()
     assert said == ["W&B failed to start (CommError: gone); the run goes on without it"]
     assert not ended
 

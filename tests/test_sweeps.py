@@ -109,6 +109,24 @@ def test_what_was_killed_is_begun_again_and_what_was_not_begun_too(jobs):
     assert "seed=1, 1 of 4 attempts" in said
 
 
+def test_a_note_that_nobody_lived_to_take_says_nothing_of_a_run_that_is_begun_now(jobs):
+    """The command that had asked for the run was killed before it could say why the run did not start."""
+    for job in jobs[:2]:
+        record_of(job).refuse("no such data")
+    begun = []
+
+    def start(batch):
+        begun.append([job.config.seed for job in batch])
+        finish(batch[0])
+        record_of(batch[1]).refuse("no such device")
+        return {}
+
+    carried(jobs[:2], start)
+    assert begun == [[0, 1]]
+    assert record_of(jobs[0]).take_refusal() is None
+    assert record_of(jobs[1]).take_refusal() == "no such device"
+
+
 def test_a_run_that_takes_its_workers_along_fails_and_the_others_finish(jobs):
     begun = []
 
@@ -146,8 +164,11 @@ def test_a_signal_to_a_worker_does_not_interrupt_the_command(monkeypatch, here, 
     monkeypatch.setattr("dpbench.launch.job._of_hydra", lambda composed: composed)
     monkeypatch.setattr("dpbench.launch.job._train", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     of_command = Process.this() if here else replace(Process.this(), pid=1)
+    monkeypatch.setenv("WANDB_SERVICE", "of the command")
     with pytest.raises(KeyboardInterrupt) if raised else nullcontext():
         assert train_job(OmegaConf.create(), of_command) is None
+    # W&B's service of the command may be on another machine.
+    assert ("WANDB_SERVICE" in os.environ) == here
 
 
 def test_an_error_outside_of_the_run_is_recorded_with_its_traceback(jobs):

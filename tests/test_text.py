@@ -541,7 +541,7 @@ def test_missing_weights_are_said(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("dataset=sst2", "model=linear"), "a data set of texts needs a text model"),
+        (("dataset=sst2", "model=linear"), "model=linear: a data set of texts needs a text model"),
         (("dataset=mnist", "model=text_small"), "model=text_small: takes texts, but dataset=mnist has images"),
         (("dataset=e2e", "model=text_small"), "classifies texts, but dataset=e2e has texts to continue"),
         (("dataset=sst2", "model=gpt2"), "model=gpt2: continues texts, but dataset=sst2 has classes"),

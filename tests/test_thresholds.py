@@ -471,18 +471,18 @@ def test_expected_error_settles_from_any_scale(mean, weight):
     assert max(guarded, default=0) <= 30
 
 
-def test_state_of_a_threshold_continues_it():
-    for make in (PercentileThreshold, ExpectedErrorThreshold, lambda: QuantileThreshold(norm=2.0)):
-        one, other = make(), make()
-        after(one, torch.rand(60) * 4, steps=3)
-        other.load_state_dict(one.state_dict())
-        assert after(one, torch.full((50,), 1.3)) == after(other, torch.full((50,), 1.3))
-
-
 def quantile(**settings) -> QuantileThreshold:
     threshold = QuantileThreshold(**settings)
     threshold.prepare(Course(steps=10, batch=100.0, rate=lambda step: 1.0))
     return threshold
+
+
+def test_state_of_a_threshold_continues_it():
+    for make in (PercentileThreshold, ExpectedErrorThreshold, lambda: quantile(norm=2.0)):
+        one, other = make(), make()
+        after(one, torch.rand(60) * 4, steps=3)
+        other.load_state_dict(one.state_dict())
+        assert after(one, torch.full((50,), 1.3)) == after(other, torch.full((50,), 1.3))
 
 
 def test_quantile_follows_its_formula():
@@ -490,6 +490,11 @@ def test_quantile_follows_its_formula():
     threshold.observe(torch.tensor([1.0] * 60 + [2.0] * 10 + [5.0] * 20 + [math.inf] * 10))
     threshold.release(None, 1.0)
     assert threshold.value(1) == pytest.approx(2.0 * math.exp(-0.25 * (0.7 - 0.3)))
+
+
+def test_quantile_asks_for_the_batch_size_that_its_noise_is_for():
+    with pytest.raises(RuntimeError, match="prepare"):
+        _ = QuantileThreshold().beside
 
 
 def test_quantile_of_a_batch_of_unexpected_size_is_centred():

@@ -326,6 +326,29 @@ def test_without_a_key_runs_stay_offline_and_the_line_says_how_to_log_in(tmp_pat
     assert line == f"W&B: offline (no API key; log in with: wandb login), in {tmp_path / 'wandb'}"
 
 
+@pytest.mark.usefixtures("_wandb_as_before")
+def test_who_has_logged_in_goes_online_without_a_key_in_the_environment(tmp_path, monkeypatch):
+    """`wandb login` keeps the key in a file of the user's, by the name of the server."""
+    monkeypatch.delenv("WANDB_API_KEY")
+    server = os.environ["WANDB_BASE_URL"].removeprefix("http://")
+    (tmp_path / "netrc").write_text(f"machine {server}\n  login user\n  password {40 * 'a'}\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    wandb.teardown()
+    line = tracker_line(TrackerSettings(mode="auto", project="other"), tmp_path)
+    assert line == "W&B: online (tracker.mode=offline keeps it here), project other"
+    (tmp_path / "netrc").write_text(f"machine elsewhere\n  login user\n  password {40 * 'a'}\n")
+    assert tracker_line(TrackerSettings(mode="auto"), tmp_path).startswith("W&B: offline (no API key;")
+
+
+@pytest.mark.usefixtures("_wandb_as_before")
+def test_who_has_a_token_file_goes_online(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("WANDB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    wandb.teardown()
+    assert tracker_line(TrackerSettings(mode="auto"), tmp_path).startswith("W&B: online")
+
+
 def test_with_a_key_runs_go_online_and_the_line_says_how_to_keep_them_here(tmp_path):
     line = tracker_line(TrackerSettings(mode="auto", project="other"), tmp_path)
     assert line == "W&B: online (tracker.mode=offline keeps it here), project other"
@@ -435,6 +458,28 @@ def test_sending_offline_reaches_for_no_network(network, recorded):
     assert network.attempts == []
 
 
+@pytest.mark.usefixtures("_wandb_as_before", "network")
+def test_runs_that_could_only_be_written_here_do_not_count_as_sent(recorded, monkeypatch):
+    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
+    outcome = results(recorded, "export", "to=wandb", "mode=online")
+    assert outcome.code == 1
+    last = outcome.out.splitlines()[-1]
+    here = f"2 written to {recorded / 'wandb'}; wandb sync sends them"
+    assert last == f"0 runs sent; {here}; 0 of 2 were there already. W&B: online (it could not go online)"
+    assert len(written(recorded)) == 2
+
+
+@pytest.mark.usefixtures("network")
+def test_runs_that_a_hanging_service_got_do_not_count_as_sent(recorded, monkeypatch):
+    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setattr(tracking, "PATIENCE", 0.5)
+    monkeypatch.setattr(wandb, "init", lambda **_: time.sleep(2))
+    outcome = results(recorded, "export", "to=wandb", "mode=online")
+    assert outcome.code == 1
+    assert outcome.out.splitlines()[-1].startswith("0 runs sent; 0 of 2 were there already; 2 not sent. W&B: online (")
+
+
 def test_where_the_server_does_not_answer_runs_are_recorded_here_under_their_ids(tmp_path, monkeypatch, network):
     monkeypatch.setattr(tracking, "_service", tracking._Service())
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
@@ -448,6 +493,7 @@ def test_where_the_server_does_not_answer_runs_are_recorded_here_under_their_ids
     for tracker in trackers:
         tracker.log({"step": 2.0}, 2)
         tracker.finish({"steps": 2}, succeeded=True)
+        tracker.wait()
     network.attempts.clear()
     (line,) = said
     assert line.startswith("W&B can't go online (")

@@ -111,10 +111,10 @@ def _audit(job: Job, settings: AuditSettings) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("runs of this attack")
         found = audit(config, settings, device, say, lambda done, total: bar.update(task, completed=done, total=total))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "audit.json", _as_json(found, job, settings, provenance(device)))
     console.print()
     print_audit(found, console)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "audit.json", _as_json(found, job, settings, provenance(device)))
     console.print(f"kept in {folder / 'audit.json'}")
     return VIOLATED if found.violated else CONSISTENT
 

@@ -10,6 +10,10 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
+from dpbench.privacy import Plan, Release
+from dpbench.privacy.accountants import least_epsilon
+from dpbench.privacy.closed_forms import gaussian_eps
+
 # No audit of a few thousand guesses shows more than this.
 LARGEST_EPS = 100.0
 
@@ -52,6 +56,21 @@ def mu_at_least(
         return 0.0
     taking_part = (found - (1 - sampling_rate) * fpr) / sampling_rate
     return float(ndtri(taking_part) - ndtri(fpr)) if taking_part < 1 else math.inf
+
+
+def eps_of(mu: float, delta: float, *, sampling_rate: float = 1.0) -> float:
+    """The eps at delta of a release of this mu, in closed form: an accountant's would be no bound from below.
+
+    Args:
+        mu: of the release; 0 or inf of none and of any.
+        delta: of the guarantee.
+        sampling_rate: q, at which the sample takes part.
+    """
+    if mu == 0 or math.isinf(mu):
+        return mu
+    if sampling_rate == 1:
+        return gaussian_eps(mu, delta)
+    return least_epsilon(Plan.of([Release(sampling_rate, 1 / mu)]), delta)
 
 
 def noticeable_factor(mu: float, runs: int, risk: float) -> float:

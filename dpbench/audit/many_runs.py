@@ -10,14 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dpbench.audit.bounds import mu_at_least, noticeable_factor
+from dpbench.audit.bounds import eps_of, mu_at_least, noticeable_factor
 from dpbench.audit.result import Finding
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, Target, releases_since
-from dpbench.config import RunConfig
 from dpbench.gradients import MicroBatch
 from dpbench.privacy import Plan, Release, epsilon
-from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.randomness import global_stream
 from dpbench.training.assemble import draws_of
@@ -88,7 +86,7 @@ def attack_step(
         delta=delta,
         risk=risk,
         claimed_eps=spent,
-        eps_at_least=_eps(bounds[best], config),
+        eps_at_least=eps_of(bounds[best], delta, sampling_rate=rate),
         violated=bounds[best] > claimed,
         details={
             "claimed_mu": claimed,
@@ -177,13 +175,3 @@ def count_errors(without: Tensor, with_canary: Tensor, threshold: float) -> Coun
 def _bound(counts: Counts, risk: float, rate: float) -> float:
     wrong, missed, runs = counts
     return mu_at_least(wrong, runs, missed, runs, risk, sampling_rate=rate)
-
-
-def _eps(mu: float, config: RunConfig) -> float:
-    """Eps at delta of a release of this mu: in closed form, or where it is sampled, by the run's accountant."""
-    if mu == 0 or math.isinf(mu):
-        return mu
-    if config.sampling_rate == 1:
-        return gaussian_eps(mu, config.delta_value)
-    plan = Plan.of([Release(config.sampling_rate, 1 / mu)])
-    return epsilon(plan, config.delta_value, config.privacy.valid_accountant, eps_scale=config.eps)

@@ -86,8 +86,12 @@ def chosen(choices: Mapping[Any, Any]) -> dict[str, str]:
     return {str(g): str(o) for g, o in choices.items() if not str(g).startswith(("hydra", "schema"))}
 
 
-def load(composed: DictConfig) -> RunConfig:
+def load(composed: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     """A composed config as checked dataclasses.
+
+    Args:
+        composed: what Hydra composed.
+        choices: chosen option of each group.
 
     Raises:
         UserError: a value is wrong; the message names the setting as the user would type it.
@@ -97,7 +101,7 @@ def load(composed: DictConfig) -> RunConfig:
     except UserError as error:
         raise _as_typed(error, composed) from error
     except OmegaConfBaseException as error:
-        raise _as_typed(explain(error), composed) from error
+        raise _as_typed(explain(error, [f"{group}={option}" for group, option in choices.items()]), composed) from error
     except Exception as error:
         kinds = [OmegaConf.get_type(composed, group) or dict for group in contracts()]
         if where := place(error, kinds):
@@ -311,4 +315,4 @@ def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:
             require_readable(compose_line.config_dirs)
         raise explain(error, overrides) from error
     OmegaConf.set_struct(composed, False)
-    return Job(overrides, load(composed), choices)
+    return Job(overrides, load(composed, choices), choices)

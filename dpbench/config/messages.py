@@ -159,7 +159,9 @@ def _wrong_reference(text: str, overrides: Sequence[str], option: str | None) ->
         return None
     source, key = match["source"], match["key"]
     if source.startswith("model."):
-        return UserError(f"a data set of texts needs a text model, one that has {source}, such as text_small")
+        model = next((line.partition("=")[2] for line in overrides if line.startswith("model=")), None)
+        needs = f"a data set of texts needs a text model, one that has {source}, such as text_small"
+        return UserError(needs, field=None if model is None else "model", value=model)
     return UserError(f"{key}: it takes its value from {source}, which nothing sets; set one of the two")
 
 

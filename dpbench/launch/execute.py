@@ -35,10 +35,11 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
     """
     console.print(_name(jobs), style="bold")
     ready: list[Execution] = []
-    with ExitStack() as locks:
+    with ExitStack() as ends:
         for job in jobs:
             execution = Execution(job, record_of(job), console)
-            locks.callback(execution.record.lock.release)
+            ends.callback(execution.record.lock.release)
+            ends.callback(execution.wait_for_tracker)
             if not execution.may_begin() or not execution.clear_damage():
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):

@@ -28,6 +28,9 @@ def train_job(composed: DictConfig, launcher: Process) -> str | None:
     Returns:
         The traceback of what went wrong outside of the runs, of which there is no record; None where nothing did.
     """
+    if Process.this() != launcher:
+        # Names W&B's service of the command, which may be on another machine, or have ended before this begins.
+        os.environ.pop("WANDB_SERVICE", None)
     return _told(lambda: _train(_of_hydra(composed)), launcher)
 
 
@@ -53,7 +56,8 @@ def _of_hydra(composed: DictConfig) -> Job:
     OmegaConf.set_struct(composed, False)
     # The group of a sweep is set by the command, not typed.
     typed = tuple(line for line in runtime.overrides.task if not line.startswith("tracker.group=sweep-"))
-    return Job(typed, load(composed), chosen(runtime.runtime.choices))
+    choices = chosen(runtime.runtime.choices)
+    return Job(typed, load(composed, choices), choices)
 
 
 def _train(job: Job) -> None:

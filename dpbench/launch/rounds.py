@@ -31,6 +31,7 @@ LOOK = 1.0
 # Statuses of a run that is not to be begun again.
 NOT_BEGUN_AGAIN = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID, DAMAGED)
 
+Stamp = tuple[int, int] | None
 # Has jobs carried out, and returns the tracebacks of those that raised outside of their runs, by their places.
 Start = Callable[[Sequence[Job]], Mapping[int, str]]
 
@@ -85,6 +86,15 @@ def _wait(runs: Sequence[_Run], console: Console, end: float) -> None:
             time.sleep(LOOK)
 
 
+def stamp(path: Path) -> Stamp:
+    """Tells whether a file was replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 class _Run:
     """A run of this command.
 
@@ -103,12 +113,13 @@ class _Run:
         self._begun = False
         self._first = self._stamp()
         self._last = self._first
+        self._old_refusal = stamp(record_of(job).refusal)  # that nobody lived to take, and says nothing of now
 
     def ended(self) -> bool:
         """Whether there is nothing left to do: it is finished, could not be started, or ended since this began."""
         record = record_of(self.job)
         if (
-            record.refused()
+            stamp(record.refusal) not in (None, self._old_refusal)
             or record.untold
             or self.stopped >= STOPS
             or (record.finished() and not self.job.config.force)
@@ -121,13 +132,9 @@ class _Run:
         record = record_of(self.job)
         return record.latest() if self.job.config.force else record.folder
 
-    def _stamp(self) -> tuple[int, int] | None:
+    def _stamp(self) -> Stamp:
         """Changes whenever a status is written."""
-        try:
-            found = (self._folder() / "status.json").stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+        return stamp(self._folder() / "status.json")
 
     def free(self) -> bool:
         """Whether it can be begun; takes the lock away from a holder who has gone."""

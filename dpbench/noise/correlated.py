@@ -20,7 +20,7 @@ from dpbench.errors import require
 from dpbench.noise.base import Noise
 from dpbench.privacy.correlation import BandedSquareRoot, Correlation, Tree
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.stage import Course, State
+from dpbench.stage import Course, State, prepared
 
 
 @dataclass
@@ -64,9 +64,7 @@ class CorrelatedNoise(Noise):
         return self._correlate(source.fill(out), step)
 
     def _since_restart(self, step: int) -> int:
-        if self._course is None:
-            raise RuntimeError("prepare() was not called")
-        return step % self._course.epoch if self.restart else step
+        return step % prepared(self._course).epoch if self.restart else step
 
     def _deviation(self, step: int) -> float:
         raise NotImplementedError

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dpbench.errors import UserError, require
 from dpbench.noise.base import Noise
-from dpbench.stage import Course
+from dpbench.stage import Course, prepared
 
 
 @dataclass
@@ -31,9 +31,7 @@ class StepSizeNoise(Noise):
 
     @override
     def scale(self, step: int) -> float:
-        if self._course is None:
-            raise RuntimeError("prepare() was not called")
-        return 1 / math.sqrt(self._course.rate(step))
+        return 1 / math.sqrt(prepared(self._course).rate(step))
 
 
 @dataclass
@@ -80,6 +78,4 @@ class DecayingNoise(Noise):
 
     @override
     def scale(self, step: int) -> float:
-        if self._course is None:
-            raise RuntimeError("prepare() was not called")
-        return float(self.decay ** (step / self._course.steps))
+        return float(self.decay ** (step / prepared(self._course).steps))

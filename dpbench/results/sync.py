@@ -34,7 +34,8 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         UserError: W&B is disabled here.
     """
     options = arguments.options
-    mode, why = choose_mode(TrackerSettings(mode=options["mode"]))
+    asked = TrackerSettings(mode=options["mode"])
+    mode, why = choose_mode(asked)
     if mode == "disabled":
         raise UserError(f"W&B is disabled ({why})", field="mode", value=options["mode"])
     status, modes = index.column("status"), index.column("tracker.mode")
@@ -51,18 +52,27 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         failures.append(line)
         say(line)
 
-    sent = 0
+    sent = there = kept = 0
     for place in places:
         record = Recorded.read(index.folder(place))
         if record.status not in WITH_OUTCOME or (mode == "offline" and _there(record, results_dir)):
+            there += 1
             continue
         say(f"{id_of(record.folder)}: {_name(record)}")
         before = len(failures)
         _send(record, mode, options, results_dir, failed)
-        sent += len(failures) == before
-    where = {"online": "sent", "offline": f"written to {results_dir / 'wandb'}; wandb sync sends them"}[mode]
-    there = len(places) - sent - len(failures)
-    say(f"{number_of(sent, 'run')} {where}; {there} of {len(places)} were there already. W&B: {mode} ({why})")
+        now, why = choose_mode(asked)
+        if now == "disabled":  # it does not come back from a call
+            break
+        sent += now == mode and len(failures) == before
+        kept += now != mode  # its server can't be reached
+    here = f"written to {results_dir / 'wandb'}; wandb sync sends them"
+    counts = [f"{number_of(sent, 'run')} {'sent' if mode == 'online' else here}"]
+    counts += [f"{kept} {here}"] * (kept > 0)
+    counts += [f"{there} of {len(places)} were there already"]
+    failing = len(places) - sent - there - kept
+    counts += [f"{failing} not sent"] * (failing > 0)
+    say(f"{'; '.join(counts)}. W&B: {mode} ({why})")
     return not failures
 
 
@@ -105,6 +115,7 @@ def _send(
         numbers = {name: float(value) for name, value in line.items() if is_number(value)}
         tracker.log(numbers, int(line["step"]))
     tracker.finish(dict(record.summary), succeeded=record.finished)
+    tracker.wait()
 
 
 def _name(record: Recorded) -> str:

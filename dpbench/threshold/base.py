@@ -10,7 +10,7 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
-from dpbench.stage import Course, Stage
+from dpbench.stage import Course, Stage, prepared
 
 # Beyond these a factor is no normal float32 for some norm whose square is one.
 SMALLEST, LARGEST = 1e-15, 1e15
@@ -90,6 +90,4 @@ class DecayingThreshold(Threshold):
 
     @override
     def value(self, step: int) -> float:
-        if self._course is None:
-            raise RuntimeError("prepare() was not called")
-        return float(self.norm * self.decay ** (step / self._course.steps))
+        return float(self.norm * self.decay ** (step / prepared(self._course).steps))

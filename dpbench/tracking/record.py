@@ -120,6 +120,7 @@ class RunRecord:
         self._require_lock()
         self.working = self._rerun_folder() if self.finished() else self.folder
         with self._explained("nothing can be written to"):
+            self.refusal.unlink(missing_ok=True)  # of an earlier try, which whoever asked for it did not live to take
             self.working.mkdir(parents=True, exist_ok=True)
             for path in self.working.iterdir():
                 if not any(map(path.match, keep)):
@@ -131,15 +132,16 @@ class RunRecord:
         self.write_bytes("config.yaml", yaml.safe_dump(settings, sort_keys=False).encode())
         self.write("provenance.json", provenance)
 
-    def refused(self) -> bool:
-        """Whether `refuse` has left a note."""
-        return self._refusal().exists()
+    @property
+    def refusal(self) -> Path:
+        """Where `refuse` leaves its note."""
+        return self.folder.with_name(f"{self.folder.name}.refused")
 
     def refuse(self, reason: str) -> None:
         """Leave a note, for the command that asked for the run, that it could not start. No record is touched."""
         with self._explained("nothing can be written to"):
-            self._refusal().parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._refusal(), reason)
+            self.refusal.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.refusal, reason)
 
     def keep_untold(self, reason: str) -> None:
         """Keep for this process why the run failed, which its record can't say."""
@@ -156,7 +158,7 @@ class RunRecord:
 
     def take_refusal(self) -> str | None:
         """The note that `refuse` left, which this removes: a run that never started leaves nothing."""
-        note = self._refusal()
+        note = self.refusal
         if not note.exists():
             return None
         reason = note.read_text()
@@ -164,9 +166,6 @@ class RunRecord:
         if not any(note.parent.iterdir()):
             note.parent.rmdir()
         return reason
-
-    def _refusal(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.refused")
 
     def publish(self, published: Published) -> None:
         """Note beside the record what is about to be seen."""

@@ -74,13 +74,23 @@ def _asked_for(settings: TrackerSettings) -> tuple[Mode, str]:
     if (mode := OLDER_WORDS.get(of_user, of_user)) in get_args(Mode):
         return cast(Mode, mode), "as WANDB_MODE says"
     try:
-        import wandb
-
-        if wandb.setup().settings.api_key:
+        if _has_credentials():
             return "online", "tracker.mode=offline keeps it here"
         return "offline", "no API key; log in with: wandb login"
     except Exception as error:
         return "disabled", f"can't be set up: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _has_credentials() -> bool:
+    """Whether W&B finds an API key or a token file, where `wandb login` and a person put them.
+
+    Asked as W&B's own command asks. Its public functions start its service, or print, or prompt.
+    """
+    from wandb.sdk import wandb_setup
+    from wandb.sdk.lib import wbauth
+
+    settings = wandb_setup.singleton().settings
+    return bool(settings.api_key or settings.identity_token_file or wbauth.read_netrc_auth(host=settings.base_url))
 
 
 def tracker_line(settings: TrackerSettings, results_dir: Path) -> str:
@@ -160,15 +170,17 @@ class Tracker:
         self._put("log", lambda run: run.log(_loggable(metrics), step=step))
 
     def finish(self, summary: dict[str, Any], *, succeeded: bool) -> None:
-        """Write the summary and close the run, within `PATIENCE`."""
-        if self._given_up:
-            return
+        """Write the summary and close the run; nothing comes after it but `wait`."""
         self._put("write the summary", lambda run: run.summary.update(flatten(summary)))
         self._put("finish", lambda run: self._end(run, 0 if succeeded else 1))
-        if not _service.hangs and not _service.calls.wait(PATIENCE):
+
+    def wait(self) -> None:
+        """Wait for W&B to have done all that it was asked for, within `PATIENCE`."""
+        if self._given_up or _service.hangs:
+            return
+        if not _service.calls.wait(PATIENCE):
             _service.hangs = True
             self._give_up(f"does not answer for {PATIENCE:g} s")
-        self._given_up = True
 
 
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -269,7 +281,9 @@ def log_once(
         run.log(content())
         return run
 
-    Tracker(start, say).finish({}, succeeded=True)
+    tracker = Tracker(start, say)
+    tracker.finish({}, succeeded=True)
+    tracker.wait()
     return True
 
 

@@ -107,6 +107,7 @@ class Execution:
         self.console = console
         self.team = current_team()
         self.keeper = Keeper(job.config, record, console.print, self.team.size)
+        self._tracker: Tracker | None = None
 
     def may_begin(self) -> bool:
         """Whether there is something to run and this process now holds the lock on it; says so where not."""
@@ -233,7 +234,6 @@ class Execution:
         logged = [metrics.as_dict() for metrics in training.metrics]
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()
-        tracker: Tracker | None = None
         try:
             self.record.start(settings_of(self.job), origin, metrics=logged, keep=self._kept)
         except RecordError as error:
@@ -242,7 +242,7 @@ class Execution:
         try:
             if found is not None:
                 training.load_global_streams(found.streams)
-            tracker = self._tracker(found, logged)
+            self._tracker = tracker = self._open_tracker(found, logged)
             if not self._alone:
                 self.team.in_turn(lambda: None)  # the others read their data now
                 origin["ranks"] = self.team.gather(about(parts))
@@ -284,9 +284,14 @@ class Execution:
             status = self._set_status(status, reason, trace)
             if status in FOR_GOOD:
                 self.keeper.remove(finished=status == Status.FINISHED)
-            if tracker is not None:
-                tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
+            if self._tracker is not None:
+                self._tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
         return status
+
+    def wait_for_tracker(self) -> None:
+        """Wait until W&B has what it is sent: once runs in step with this one have written what they leave."""
+        if self._tracker is not None:
+            self._tracker.wait()
 
     def _why_invalid(self, ledger: Ledger) -> str | None:
         """What is wrong with the releases of a run that has taken all its steps; None for nothing."""
@@ -315,7 +320,7 @@ class Execution:
             return Status.FAILED
         return status
 
-    def _tracker(self, found: Found | None, logged: Sequence[dict[str, float]]) -> Tracker:
+    def _open_tracker(self, found: Found | None, logged: Sequence[dict[str, float]]) -> Tracker:
         config = self.config
         return open_tracker(
             config.tracker,
