@@ -20,6 +20,7 @@ from benchmarks.mixtures import ONE_POINT, Reference, flattened
 from benchmarks.models import Case, build_case
 from benchmarks.process import reason, tune_allocator
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
+from dpbench.devices import prepare_device
 
 # Rounds in which all take part.
 FEWEST_ROUNDS = 2
@@ -180,9 +181,10 @@ def time_model(name: str, engines: Iterable[str], settings: Settings) -> dict[st
     if settings.allocator == "tuned":
         tune_allocator()
     torch.set_num_threads(settings.threads)
-    # Full float32 everywhere, so that sums can be compared.
-    torch.backends.cudnn.allow_tf32 = False
-    case = build_case(name, torch.device(settings.device), small=settings.small)
+    device = torch.device(settings.device)
+    if device.type == "cuda":  # as runs compute: full float32, and convolutions that repeat themselves
+        prepare_device(device)
+    case = build_case(name, device, small=settings.small)
     return time_case(case, engines, settings)
 
 

@@ -40,11 +40,14 @@ def _prepared() -> None:
     prepare_device(GPU)
 
 
-def engine_of(settings: Model, dataset: ImageDataset, batch: int, *, half: bool = False):
+def engine_of(
+    settings: Model, dataset: ImageDataset, batch: int, *, half: bool = False, strategies: frozenset[str] | None = None
+):
     """A model's gradients, already compared with autograd's, and a batch."""
     model = settings.build(dataset).to(GPU)
     autocast = torch.bfloat16 if half else None
-    engine = PerSampleGradients(model, FlatParameters(model), per_sample_loss, autocast=autocast)
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, per_sample_loss, autocast=autocast, strategies=strategies)
     x = torch.rand(batch, dataset.channels, dataset.height, dataset.width, device=GPU)
     return engine, x, torch.randint(10, (batch,), device=GPU)
 
@@ -62,10 +65,11 @@ MODELS = {
 }
 
 
+@pytest.mark.parametrize("kind", ["gram", "hold"])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_nothing_within_a_micro_batch_waits_for_the_gpu(name, half):
-    engine, x, y = engine_of(*MODELS[name], 32, half=half)
+def test_nothing_within_a_micro_batch_waits_for_the_gpu(name, half, kind):
+    engine, x, y = engine_of(*MODELS[name], 32, half=half, strategies=frozenset({kind}))
     points, clip = points_of(engine), ThresholdClip()
     with torch.no_grad():
         for _ in range(2):

@@ -464,6 +464,14 @@ def test_samples_that_were_made_up_do_not_settle_the_way():
     assert_right(engine, (x, y))
 
 
+def test_samples_that_were_made_up_choose_no_strategies():
+    engine = engine_of(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    engine.record([Point(1.0, engine.flat.vector)], torch.zeros(8, 4).double(), torch.zeros(8, dtype=torch.int64))
+    assert engine.state_dict()["strategies"]
+    engine.compare_anew()
+    assert not engine.state_dict()["strategies"]
+
+
 # Random draws
 
 
@@ -601,6 +609,16 @@ def test_iterates_share_draws_of_python_and_numpy():
     assert isinstance(engine._way, Books)
     want = 1.5 * total((1.0, here)) - 0.5 * total((1.0, there))
     torch.testing.assert_close(total((1.5, here), (-0.5, there)), want)
+
+
+def test_a_dropout_that_kernels_have_of_their_own_drops_nothing_in_the_backward_pass_either():
+    """As that of a GPU's recurrent layers, whose backward pass has no tag."""
+    with torch.library._scoped_library("dpbench_tests", "FRAGMENT") as library:
+        library.define("rnn_backward(Tensor grad, float dropout) -> Tensor")
+        library.impl("rnn_backward", lambda grad, dropout: grad * dropout, "CPU")
+        with held_still(0.5) as drew:
+            assert float(torch.ops.dpbench_tests.rnn_backward(torch.ones(()), 0.3)) == 0
+            assert drew()
 
 
 def test_draws_that_can_not_be_held_still_make_no_books():

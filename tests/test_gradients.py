@@ -489,10 +489,13 @@ OUT_OF_MEMORY = [
     (torch.OutOfMemoryError, "CUDA out of memory"),
     (RuntimeError, "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried to"),
     (MemoryError, ""),
+    (RuntimeError, "CUDA error: out of memory"),
+    (RuntimeError, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    (RuntimeError, "GET was unable to find an engine to execute this computation"),
 ]
 
 
-@pytest.mark.parametrize(("error", "message"), OUT_OF_MEMORY, ids=["cuda", "cpu", "python"])
+@pytest.mark.parametrize(("error", "message"), OUT_OF_MEMORY, ids=["torch", "cpu", "python", "cuda", "cublas", "cudnn"])
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 5])
 def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypatch):
     engine, points, x, y = whole_batches()

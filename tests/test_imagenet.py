@@ -212,20 +212,38 @@ def test_only_resident_images_move():
 def test_one_batch_is_read_ahead():
     taken, third = [], threading.Event()
 
-    class Watched(Split):
-        def take(self, indices):
-            taken.append(indices.tolist())
+    class Images(torch.Tensor):
+        def index_select(self, dim, index):
+            taken.append(index.tolist())
             if len(taken) == 3:
                 third.set()
-            return super().take(indices)
+            return super().index_select(dim, index)
 
-    split = Watched.of(torch.zeros(8, 1, 1, 1), torch.arange(8), highest=1, mean=[0.0], std=[1.0], resident=False)
+    images = torch.zeros(8, 1, 1, 1).as_subclass(Images)
+    split = Split.of(images, torch.arange(8), highest=1, mean=[0.0], std=[1.0], resident=False)
     batches = split.batches(torch.arange(8), 2)
     next(batches)
     next(batches)
     assert third.wait(timeout=60), "the third batch is read only when it is asked for"
     batches.close()
     assert taken == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_thread_that_reads_ahead_touches_nothing_on_the_device():
+    """While a pass is recorded on a GPU, whatever another thread asks of it breaks the recording."""
+
+    class Watched(Split):
+        def _normalised(self, images):
+            assert threading.current_thread() is threading.main_thread()
+            return super()._normalised(images)
+
+    split = Watched.of(torch.zeros(8, 1, 1, 1), torch.arange(8), highest=1, mean=[0.0], std=[1.0], resident=False)
+    moved = split.to(torch.device("meta"))
+    here = {"images", "resident"}
+    assert {name for name, value in vars(moved).items() if getattr(value, "is_meta", False)} == vars(
+        moved
+    ).keys() - here
+    assert [len(labels) for _, labels in split.batches(torch.arange(7), 3)] == [3, 3, 1]
 
 
 @pytest.mark.usefixtures("shared_streams")

@@ -10,6 +10,7 @@ from torch import nn
 from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape, replay
+from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.replay import Replays, padded, rounded_up
 from dpbench.gradients.way import Books
@@ -256,6 +257,46 @@ def test_a_replay_that_differs_once_is_launched_and_the_next_is_compared(replayi
         assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
     assert recorded(engine) == [7]
     assert len(compared) == 3  # the first, the fourth and the fifth
+
+
+class Annealed(Counting):
+    """Counts its passes in a buffer, on which its outputs depend a little."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.passes += 1
+        return super().forward(x) * (1 + 1e-6 * self.passes)
+
+
+def test_passes_that_are_only_compared_count_for_nothing_in_a_models_buffers(replaying, monkeypatch):
+    engine, points, x, y = small(16, Annealed())
+
+    def made(work, pool):
+        with buffers_kept(engine.model):  # a recording carries nothing out
+            return Again(work, pool)
+
+    monkeypatch.setattr(replay, "Graph", made)
+    twin, *_ = small(16, Annealed())
+    monkeypatch.setattr(twin, "_replays", type("Never", (), {"of": lambda *_: None})())
+    for _ in range(9):
+        found, want = (one.clipped_sum(points, [(x, y)], halved) for one in (engine, twin))
+        assert_same(found, want)
+        assert engine.model.passes == twin.model.passes
+    assert recorded(engine) == [7]
+
+
+def test_smaller_passes_share_the_memory_of_the_largest(replaying, monkeypatch):
+    rooms = iter([True, False])
+    monkeypatch.setattr(replay, "_room", lambda: next(rooms))
+    engine, points, x, y = small(40)
+    for size in (20, 12, 40):
+        for _ in range(3):
+            engine.clipped_sum(points, [(x[:size], y[:size])], halved)
+    assert recorded(engine) == [1, 1]  # the last one is larger, and finds no room
 
 
 def test_what_is_replayed_otherwise_from_the_beginning_is_launched(replaying, monkeypatch):

@@ -474,6 +474,32 @@ def test_shared_passes_are_compared_again_on_the_way():
     assert "are wrong in this one" in str(found[0])
 
 
+@pytest.mark.parametrize("off", [{4}, {4, 5}, {5}])
+def test_a_shared_pass_that_differs_once_is_computed_alone_and_the_next_is_compared(monkeypatch, off):
+    """As where a sample is on the edge of a ReLU; the fourth pass is one of those that are compared."""
+    engines, fused = fused_of(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    together, passes = FusedGradients._together, iter(range(1, 10))
+
+    def otherwise(self, pieces):
+        number, found = next(passes), together(self, pieces)
+        if number in off:
+            found[1] = found[1]._replace(total=1.5 * found[1].total)
+        return found
+
+    monkeypatch.setattr(FusedGradients, "_together", otherwise)
+    for number in range(1, 7):
+        found, requests = sums_of(engines, fused, x, y)
+        if number == 5 and off == {4, 5}:
+            assert [isinstance(one, UserError) for one in found] == [False, True, False]
+            assert "a pass that several seeds share gives one what it would not get alone" in str(found[1])
+            return
+        if number == 5 and off == {5}:  # which nobody compares
+            continue
+        for got, request in zip(found, requests, strict=True):
+            assert_same(got, request.alone(), torch.float32)
+
+
 def test_seeds_whose_rows_mix_where_they_are_many_go_on_one_by_one():
     engines, fused = fused_of(lambda: Turning(of_batch=True))
     torch.manual_seed(9)

@@ -15,7 +15,7 @@ from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD
 from dpbench.privacy import BudgetError, Ledger, Plan, Release
 from dpbench.privacy.gaussian import SeededGaussian
-from dpbench.query import OnePoint, TwoPoint
+from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training.assemble import per_sample_loss
@@ -252,6 +252,30 @@ def test_a_copy_of_a_step_goes_on_as_the_step_would_and_leaves_it_alone():
     for one in (copied, whole):
         parameters = torch.cat([parameter.reshape(-1) for parameter in one.gradients.model.parameters()])
         assert torch.equal(parameters, whole.gradients.flat.vector)
+
+
+@pytest.mark.filterwarnings("ignore:falling back to materialised")
+@pytest.mark.parametrize("way", ["by_vmap", "one_by_one"])
+def test_a_copy_of_gradients_without_books_is_of_the_copied_model(way):
+    engine = private_step(small_model(), ThresholdClip()).gradients
+    batch = torch.randn(6, 3), torch.randint(3, (6,))
+
+    def total(gradients):
+        point = Point(1.0, gradients.flat.vector)
+        return gradients.clipped_sum([point], [batch], torch.ones_like).total
+
+    total(engine)
+    books = copy.deepcopy(engine)
+    engine._way = getattr(engine, way)()
+    rows = copy.deepcopy(engine)
+    before = total(engine)
+    for copied in (books, rows):
+        copied.flat.vector.mul_(3.0)
+    torch.testing.assert_close(total(rows), total(books))
+    assert type(rows._way) is type(engine._way)
+    assert rows._way.by_plain_autograd == (way == "one_by_one")
+    assert torch.equal(total(engine), before)
+    assert not torch.allclose(total(rows), before)
 
 
 @pytest.mark.parametrize("clip", [ThresholdClip(), NormalisedClip(), AutomaticClip(stabiliser=0.0), PSAClip()])

@@ -334,6 +334,24 @@ def test_micro_batch_is_one_where_nothing_fits():
     assert measured_fit(lambda count: 100 + count, 5) == 1
 
 
+@pytest.mark.parametrize(("fit", "found"), [(16, 19), (15, 19), (7, 19), (3, 19), (1, 1), (0, 1)])
+def test_micro_batch_is_measured_with_fewer_samples_where_memory_runs_out(fit, found):
+    def peak(count):
+        if count > fit:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 100 + 10 * count
+
+    assert measured_fit(peak, 299) == found
+
+
+def test_what_else_goes_wrong_while_memory_is_measured_is_raised():
+    def peak(count):
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measured_fit(peak, 299)
+
+
 def test_auto_device_is_a_gpu_where_there_is_one():
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert choose_device("cpu").type == "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -106,7 +106,11 @@ class Split:
             images = self.images[indices]
         else:  # on a CPU ten times faster than the brackets
             images = self.images.index_select(0, indices.to(self.images.device))
-        return (images.to(self.labels.device).float() - self.offset).mul_(self.factor), self.labels[indices]
+        return self._normalised(images), self.labels[indices]
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Samples as the model gets them, on the device."""
+        return (images.to(self.labels.device).float() - self.offset).mul_(self.factor)
 
     def everything(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples in order, at most `size` at a time."""
@@ -115,19 +119,21 @@ class Split:
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these indices, at most `size` at a time; nothing where there are none.
 
-        Images that are not resident are read one batch ahead, while the device is busy with the one before.
+        Images that are not resident are read one batch ahead, while the device is busy with the one before. The thread
+        that reads asks nothing of a GPU: another one may be recording a pass, which that would break.
         """
         parts = [part for part in indices.split(size) if len(part) > 0]
         if self.resident:
             yield from map(self.take, parts)
             return
+        places = [part for part in indices.to(self.images.device).split(size) if len(part) > 0]
         with ThreadPoolExecutor(1) as reader:
-            waiting = [reader.submit(self.take, part) for part in parts[:1]]
-            for part in parts[1:]:
-                waiting.append(reader.submit(self.take, part))
-                yield waiting.pop(0).result()
-            for last in waiting:
-                yield last.result()
+            ahead: Future[Tensor] | None = None
+            for number, part in enumerate(parts):
+                read = ahead or reader.submit(self.images.index_select, 0, places[number])
+                following = places[number + 1 : number + 2]
+                ahead = reader.submit(self.images.index_select, 0, following[0]) if following else None
+                yield self._normalised(read.result()), self.labels[part]
 
 
 @dataclass

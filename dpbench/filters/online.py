@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -55,9 +56,10 @@ class OnlineFIR(Filter):
 
     @override
     def apply(self, gradient: Tensor) -> Tensor:
-        power = float(gradient.square().sum()) - gradient.numel() * self._noise_variance
-        for lag, (past, signal) in enumerate(zip(self._past, self._signals, strict=True)):
-            self._products[lag] += float(gradient @ past) - signal / 2
+        square, *products = torch.stack([gradient.square().sum(), *(gradient @ past for past in self._past)]).tolist()
+        power = square - gradient.numel() * self._noise_variance
+        for lag, (product, signal) in enumerate(zip(products, self._signals, strict=True)):
+            self._products[lag] += product - signal / 2
             self._powers[lag] += max(power, self.smallest)
         taps = self.taps()[: 1 + len(self._past)]
         filtered = gradient * (taps[0] / sum(taps))

@@ -21,6 +21,8 @@ from dpbench.randomness import Generators
 LEVELS = (0.02, 0.5, 0.98)
 # The argument of kernels that drop values of their own, which is set to 0.
 OWN_DROPOUT = ("dropout_p", "dropout")
+# Kernels that only set up the generators of such a one, and can't do so for a dropout of 0.
+STATES = ("aten::_cudnn_init_dropout_state",)
 
 
 class UnknownDraw(RuntimeError):
@@ -52,9 +54,11 @@ class LevelDraws(TorchDispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # The backward pass of an attention has its dropout too, but no tag.
-        dropout = any(argument.name == "dropout_p" for argument in func._schema.arguments)
+        # The backward pass of an attention, or of a GPU's recurrent layer, has its dropout too, but no tag.
+        dropout = any(argument.name in OWN_DROPOUT for argument in func._schema.arguments)
         if torch.Tag.nondeterministic_seeded not in func.tags and not dropout:
+            return func(*args, **kwargs)
+        if func._schema.name in STATES:
             return func(*args, **kwargs)
         given: dict[str, Any] = {argument.name: argument.default_value for argument in func._schema.arguments}
         given |= dict(zip(given, args, strict=False)) | kwargs

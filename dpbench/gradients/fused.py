@@ -99,6 +99,11 @@ class FusedGradients(PerSampleGradients):
     def _compared_passes(self) -> Compared:
         return Compared()
 
+    @cached_property
+    def _doubted(self) -> set[PerSampleGradients]:
+        """Of the runs whose sums in the last pass were others than those that they get alone."""
+        return set()
+
     def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
         """Why this model's seeds can't share a pass; None where they can, which is tried out on these samples.
 
@@ -211,7 +216,7 @@ class FusedGradients(PerSampleGradients):
             _, (inputs, targets) = pieces[0]
             rows = len(pieces) * max(len(targets) for _, (_, targets) in pieces)
             known = self._compared_passes.has_like(inputs, targets)
-            again = known and is_due(self._passes)
+            again = known and (is_due(self._passes) or bool(self._doubted))
             if again or not known or rows > self._compared_passes.most:
                 together = self._compared_with_alone(pieces, together, again)
                 self._compared_passes.add(inputs, targets, rows)
@@ -228,9 +233,13 @@ class FusedGradients(PerSampleGradients):
         """What each run got of a pass, unless its own gradients are wrong or give something else.
 
         In the first pass, and the first for a shape of samples or for so many, of which nothing has been used, seeds
-        then go on one by one; where such passes are compared again that is their error.
+        then go on one by one. Where such passes are compared again, a run gets what it would get alone, and the next
+        pass is compared, too: a sample at a kink of the model, as of a ReLU, may have another gradient by rounding
+        alone, but hardly in two passes on end, which is the run's error.
         """
-        for (share, piece), found in zip(pieces, together, strict=True):
+        doubted, outcomes = set(self._doubted), list(together)
+        self._doubted.clear()
+        for place, ((share, piece), found) in enumerate(zip(pieces, together, strict=True)):
             if found is None:
                 continue
             try:
@@ -243,12 +252,15 @@ class FusedGradients(PerSampleGradients):
                 warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)
                 self._one_by_one = True
                 return [None] * len(pieces)
-            if problem is not None:
+            if problem is not None and share.request.gradients in doubted:
                 share.error = UserError(
                     f"a pass that several seeds share gives one what it would not get alone ({problem}), and so maybe "
                     "did some before it; train anew, one seed after the other, with fuse_seeds=false and force=true"
                 )
-        return together
+            elif problem is not None:
+                self._doubted.add(share.request.gradients)
+                outcomes[place] = None
+        return outcomes
 
     def _problem_with(self, request: Request, piece: MicroBatch, found: Clipped, again: bool) -> str | None:
         """How a run's sum over a micro-batch deviates from what it gets alone, or None.

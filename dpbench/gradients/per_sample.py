@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,16 @@ class PerSampleGradients:
         self._compared_batches = Compared()
         self.most: int | None = None
         self._replays = Replays(model, flat)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of the model with gradients of its own: what is bound to the model is made anew for the copy."""
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        vars(copied).update({k: deepcopy(v, memo) for k, v in vars(self).items() if k != "_replays"})
+        copied._replays = Replays(copied.model, copied.flat)
+        if isinstance(copied._way, Rows):
+            copied._way = copied.one_by_one() if copied._way.by_plain_autograd else copied.by_vmap()
+        return copied
 
     def _find_layers(self, per_layer: bool) -> None:
         """Layers that keep books, parameters outside of them, and the group of each parameter."""
@@ -309,8 +320,9 @@ class PerSampleGradients:
             )
 
     def compare_anew(self) -> None:
-        """Find the way anew with the next micro-batch, since those before were no real samples."""
+        """Find way and strategies anew with the next micro-batch, since those before were no real samples."""
         self._way = None
+        self._chooser.choices.clear()
 
     def _fall_back(self, complaint: str, way: Way | None = None) -> None:
         self._way = way or self.one_by_one()

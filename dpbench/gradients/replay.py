@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UserError
+from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
 from dpbench.gradients.verify import is_due, modes_of
@@ -207,6 +208,8 @@ class Replays:
         # Whose last replay computed something else than the pass.
         self._doubted: set[Hashable] = set()
         self._pool: Pool = None
+        # Samples at all points of the largest one, whose memory the others use, too.
+        self._largest = 0
         self._possible = True
 
     def of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
@@ -237,24 +240,35 @@ class Replays:
         key = (way, modes_of(self._model), query, *map(_layout, (inputs, targets, flat.vector)))
         if key not in self._recorded:
             self._launched[key] += 1
-            if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES or not _room():
+            if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES:
+                return None
+            size = len(points) * len(targets)
+            if size > self._largest and not _room():
                 return None
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             # What is not trained stays where it is, too, though the model may get other tensors in its place.
             self._kept += [*self._model.buffers(), *(p for p in self._model.parameters() if not p.requires_grad)]
             try:
-                with _waiting_refused():
+                with _waiting_refused(), buffers_kept(self._model):
                     record(points, inputs, targets)
                 with _undone_if_it_fails():
                     self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
             except Exception:  # it waits for the GPU, or memory ran out: what is launched is right, too
                 self._possible = False
                 return None
-        replay = self._recorded[key](points, inputs, targets)
-        if not is_due(replay.replays) and key not in self._doubted:
-            return replay
-        if not replay.deviates_from(record(points, inputs, targets)):
+            self._largest = max(self._largest, size)
+        replay = self._recorded[key]
+        if not is_due(replay.replays + 1) and key not in self._doubted:
+            return replay(points, inputs, targets)
+        before = Buffers(self._model)
+        replay(points, inputs, targets)
+        after = Buffers(self._model)
+        before.restore()
+        with buffers_kept(self._model):
+            deviates = replay.deviates_from(record(points, inputs, targets))
+        if not deviates:
+            after.restore()
             self._doubted.discard(key)
             return replay
         if key in self._doubted:

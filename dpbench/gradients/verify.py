@@ -28,6 +28,14 @@ TOLERANCE = {torch.float64: (1e-4, 1e-5), torch.float32: (1e-2, 1e-3)}
 TOLERANCE_IN_HALF = (0.2, 0.05)
 # How far a loss may be from that of the same samples before, relative and absolute: kernels may add up in any order.
 AFTER_OTHERS, AFTER_OTHERS_IN_HALF = (1e-4, 1e-5), (0.02, 0.01)
+# What is said where memory ran out by errors that have no type of their own: of the CPU, CUDA, cuBLAS and cuDNN.
+NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "unable to find an engine to execute this computation",
+)
 # Models with more parameters are compared in float32, whatever that hides, to save memory.
 LARGE = 50_000_000
 
@@ -274,5 +282,5 @@ def losses_differ(one: Tensor, other: Tensor, *, half: bool = False) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    """Whether an error says that memory ran out, or that of cuDNN's ways, each of which needs some, none was left."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in NO_MEMORY)

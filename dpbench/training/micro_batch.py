@@ -16,6 +16,7 @@ from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.devices import ROWS_ON_CPU, describe, total_memory
 from dpbench.gradients import PerSampleGradients
+from dpbench.gradients.verify import out_of_memory
 from dpbench.query import Point
 
 # Largest share of the device's memory that one micro-batch may take.
@@ -23,8 +24,8 @@ MEMORY_SHARE = 0.5
 # On a CPU, whose caches are small, more samples at once than ROWS_ON_CPU gain nothing, but where they take few bytes:
 # operations of small models cost more to start than to carry out.
 BYTES_ON_CPU = 2**27
-# Samples with which the need of memory is measured on a GPU.
-MEASURED = (8, 16)
+# Two numbers of samples with which the need of memory is measured on a GPU; the next two where there is too little.
+MEASURED = ((8, 16), (4, 8), (2, 4), (1, 2))
 
 
 def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampleGradients) -> int:
@@ -60,9 +61,16 @@ def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradient
 
 def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
     """Samples that fit into so many bytes, from the peaks of two measured counts."""
-    few, more = (peak(count) for count in MEASURED)
-    each = max(1.0, (more - few) / (MEASURED[1] - MEASURED[0]))
-    return max(1, int((allowed - (few - MEASURED[0] * each)) / each))
+    for fewer, count in MEASURED:
+        try:
+            few, more = peak(fewer), peak(count)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            continue
+        each = max(1.0, (more - few) / (count - fewer))
+        return max(1, int((allowed - (few - fewer * each)) / each))
+    return 1
 
 
 def _what_needs_memory(config: RunConfig) -> list[object]:

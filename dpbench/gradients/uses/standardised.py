@@ -110,8 +110,8 @@ class StandardisedPatches(Patches):
         term, extras = terms[j], [term.extra for term in terms]
         a, b = full(term.a).flatten(0, 1), full(term.b).flatten(0, 1).flatten(2)
         settings = (None, self.stride, self.padding, self.dilation)
-        ones = torch.full((1, 1, *self.shapes[0][2:]), extras[0].filters.shape[1] ** -0.5, dtype=b.dtype)
-        box = F.conv2d(a.sum(1, keepdim=True), ones.to(b.device), *settings).flatten(2)
+        ones = b.new_full((1, 1, *self.shapes[0][2:]), extras[0].filters.shape[1] ** -0.5)
+        box = F.conv2d(a.sum(1, keepdim=True), ones, *settings).flatten(2)
         products = [torch.bmm(b, box.transpose(1, 2)).squeeze(2)]
         known = {} if term.output is None else {j: self._own(term, b)}
         missing = [k for k in range(len(terms)) if k not in known]
