@@ -274,7 +274,7 @@ def test_the_rates_of_the_paper_are_those_of_its_formula():
 
 
 def test_the_last_loss_of_noisy_gradient_descent_is_that_of_the_closed_form(computed):
-    """x_T - x* is normal around (I - lr H)^T (x_0 - x*), which has vanished. 20 runs: the mean is within 5 errors."""
+    """x_T - x* is normal around (I - lr H)^T (x_0 - x*), which has vanished. The mean is within 5 errors."""
     problem = disk.LinearRegression.draw(disk.generator(0, "synthetic", disk.torch.device("cpu"), "regression"))
     eigenvalues = np.linalg.eigvalsh(problem.hessian.numpy())
     shares = eigenvalues / 2 * disk.LR**2 / (1 - (1 - disk.LR * eigenvalues) ** 2)  # of each direction, at variance 1

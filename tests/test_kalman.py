@@ -1,6 +1,7 @@
 """The full Kalman filter and its gains, against Bayesian conditioning and printed values; synthetic regression."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def generator(seed=0):
 def test_without_noise_every_method_finds_the_least_squares_solution():
     problem = LinearRegression.draw(generator())
     for make in METHODS.values():
-        query, filter = make()
+        query, filter = make(0.1)
         path = descend(problem, query, filter, noise_std=0.0, generator=generator(), lr=0.1, steps=1500)
         assert problem.loss(path[-1]) == pytest.approx(problem.least_loss, rel=1e-6)
 
@@ -157,7 +158,7 @@ def last_losses(problem, noise_std, make):
 def test_noisy_kf_ends_lowest_at_every_noise_level(noise_std):
     """DiSK's figure 6(a). The means differ by factors, over 10 seeds of 50 iterates each."""
     problem = LinearRegression.draw(generator())
-    losses = {name: last_losses(problem, noise_std, make) for name, make in METHODS.items()}
+    losses = {name: last_losses(problem, noise_std, partial(make, 0.1)) for name, make in METHODS.items()}
     assert losses["NoisyKF"] < 0.7 * min(losses["NoisyGD"], losses["NoisyLP"])
 
 

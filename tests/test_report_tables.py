@@ -289,7 +289,8 @@ def test_the_scorecard_counts_derived_numbers_apart_whether_they_agree_or_not(wo
     derived = "\n".join(f"  - {{method: {row}, eps: 1, derived: made_up.md 2}}" for row in ("new", "old"))
     page = scorecard([grid_of(world, change=lambda text: text.replace("\nneeds:", f"\n{derived}\nneeds:"))])
     assert "1 have been compared with numbers of ours; 0 of these" in page  # the gain
-    assert "Apart from these, 1 numbers that the papers imply but do not print agree with ours, and 1 do not." in page
+    assert "are also 2 numbers that no paper prints: they follow from its formulas" in page
+    assert "and do not count as compared. 1 agree with ours, and 1 do not." in page
 
 
 def test_the_scorecard_names_the_newest_record(world):

@@ -59,11 +59,11 @@ class LinearRegression:
         return self.loss(torch.linalg.lstsq(self.inputs, self.targets).solution)
 
 
-# How each method of the figure queries and filters; a low-pass or gain of the caller's choice replaces these.
-METHODS: dict[str, Callable[[], tuple[Query, Filter]]] = {
-    "NoisyGD": lambda: (OnePoint(), Identity()),
-    "NoisyLP": lambda: (OnePoint(), RecursiveLowPass(b=[0.1], a=[-0.9])),
-    "NoisyKF": lambda: (TwoPoint(kappa=0.1, gamma=0.5), Exponential(kappa=0.1)),
+# How each method of the figure queries and filters at a weight kappa of the new gradient.
+METHODS: dict[str, Callable[[float], tuple[Query, Filter]]] = {
+    "NoisyGD": lambda kappa: (OnePoint(), Identity()),
+    "NoisyLP": lambda kappa: (OnePoint(), RecursiveLowPass(b=[kappa], a=[kappa - 1])),
+    "NoisyKF": lambda kappa: (TwoPoint(kappa=kappa, gamma=0.5), Exponential(kappa=kappa)),
 }
 
 

@@ -36,6 +36,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     judged = [finding for finding in claims.findings if finding.outcome in COMPARED]
     compared = [finding for finding in judged if not finding.derived]
     agrees = sum(finding.outcome in AGREES for finding in compared)
+    unprinted = [finding for finding in claims.findings if finding.derived]
     trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED).published
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
     yield "# Scorecard"
@@ -50,7 +51,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         yield ""
         yield (
             f"Not among these are dpbench's own claims about the papers, {number_of(len(card.own.findings), 'order')}: "
-            "what a method, or the code released with it, computes, or what is left of a claim. "
+            "what a method, or the code released with it, computes, what is left of a claim, or one carried over to "
+            "other data. "
             f"{len(own)} of them have been compared, and {own.count(Outcome.ORDER_HOLDS)} hold."
         )
     derived = claims.counts.get(Outcome.AS_DERIVED, 0)
@@ -58,7 +60,11 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         yield ""
         others = len(judged) - len(compared)
         but = f", and {others} do not" if others else ""
-        yield f"Apart from these, {derived} numbers that the papers imply but do not print agree with ours{but}."
+        yield (
+            f"Among the {len(claims.findings)} are also {number_of(len(unprinted), 'number')} that no paper prints: "
+            "they follow from its formulas, some at settings of ours, and do not count as compared. "
+            f"{derived} agree with ours{but}."
+        )
     repeats = repeated(grids)
     if repeats is not None:
         yield ""
