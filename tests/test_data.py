@@ -249,7 +249,7 @@ def test_what_is_missing_is_fetched_if_asked(tmp_path, monkeypatch):
     declared = dataset("svhn", *SMALL)
     for _ in range(2):
         splits = declared.load(tmp_path / "root", download=True)
-        assert len(splits.train), len(splits.test) == sizes
+        assert (len(splits.train), len(splits.test)) == sizes
     assert sorted(fetched) == ["test_32x32.mat", "train_32x32.mat"]
 
 

@@ -1,8 +1,10 @@
 """What README and docs/ say to type is what the program takes, and what they point to is there."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli import ROOT
@@ -17,6 +19,7 @@ from dpbench.results.selection import HASH
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "results" / "scorecard.md"]
 # An indented block, and the lines of a shell function that stands for the interpreter.
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
 SHOW = "python() { printf '%s\\x1f' \"$@\"; printf '\\x1e'; }\ntorchrun() { python \"$@\"; }\nmake() { :; }\n"
 
@@ -24,7 +27,7 @@ SHOW = "python() { printf '%s\\x1f' \"$@\"; printf '\\x1e'; }\ntorchrun() { pyth
 def commands(page: Path) -> list[list[str]]:
     """Arguments of each `python -m dpbench...` of a page, as a shell hands them over."""
     found = []
-    for block in BLOCK.findall(page.read_text()):
+    for block in BLOCK.findall(FENCED.sub("", page.read_text())):
         if "-m dpbench" not in block:
             continue
         done = subprocess.run(["bash", "-uc", SHOW + block], capture_output=True, text=True, check=True)
@@ -33,6 +36,18 @@ def commands(page: Path) -> list[list[str]]:
 
 
 FOUND = [(page, words) for page in PAGES for words in commands(page)]
+
+
+def test_a_search_is_drawn_as_the_page_says(capsys):
+    """The number of runs has the mean that is charged for, by SciPy's distribution; each is a run of its own."""
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/privacy.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert names["logser"].mean(1 - names["search"].gamma) == pytest.approx(8, rel=1e-9)
+    lines = [shlex.split(line)[3:] for line in capsys.readouterr().out.splitlines()]
+    assert [line[-1] for line in lines] == [f"seed={number}" for number in range(len(lines))]
+    (job,) = compose_each(lines[:1])
+    assert job.config.privacy.search_runs == names["search"].mean
 
 
 def test_commands_of_all_kinds_are_found():

@@ -130,10 +130,9 @@ def test_batches_without_samples_are_steps_of_noise():
 
 def with_trees() -> str:
     """The program with what the page says of correlated noise in the place of its plan, calibration and ledger."""
-    imports = "import math\nfrom dpbench.noise import TreeNoise\nfrom dpbench.stage import Course\n"
     before, planned = SEEDED.split("scheme = SCHEMES")
     after = planned[planned.index("\nflat = ") :]
-    return imports + before + CORRELATED + changed("noise=ConstantNoise()", "noise=noise", after)
+    return before + CORRELATED + changed("noise=ConstantNoise()", "noise=noise", after)
 
 
 def test_correlated_noise_spends_what_its_matrix_does():

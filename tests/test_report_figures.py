@@ -82,7 +82,7 @@ def test_printed_numbers_are_hollow_and_ours_filled_with_their_spread(world):
     world.runs("dataset=digits algo=disk eps=8", 71.0, 72.0, 73.0)
     shown = picture(world.artefact(), world.evidence)
     assert shown.title == "ADP, Made up: Made up"
-    assert shown.subtitle == "mean ± standard deviation of 3 runs; 2 of 4 cells not run yet"
+    assert shown.subtitle == "ours: mean ± standard deviation of 3 runs; 2 of 4 cells not run yet"
     (axes,) = panels(draw(shown))
     colour = palette.colours_of(shown.names, methods=True)
     assert shown.names == ("new", "old")  # the difference of both is no point among them

@@ -183,7 +183,7 @@ class _Drawing:
         axes.margins(x=0.06, y=0.1)
         values = [y for series in plot.series for y in series.curve.y if math.isfinite(y)]
         if not values:
-            axes.text(0.5, 0.5, "no number yet", transform=axes.transAxes, ha="center", color="#999999")
+            axes.text(0.5, 0.5, "no number yet", transform=axes.transAxes, ha="center", color=palette.BASELINE)
             axes.set_yticks([])
         elif min(values) == max(values) and not plot.y.log:
             axes.set_ylim(values[0] - (abs(values[0]) / 10 or 1), values[0] + (abs(values[0]) / 10 or 1))

@@ -162,9 +162,9 @@ class Grid:
         return self.judgement.whole
 
     @property
-    def has_runs(self) -> bool:
+    def has_numbers(self) -> bool:
         """Whether there is any number of ours."""
-        return self.computed is not None or any(entry.value is not None for entry in self.entries.values())
+        return any(entry.value is not None for entry in self.entries.values())
 
     @property
     def unit(self) -> str | None:

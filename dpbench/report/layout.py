@@ -73,6 +73,10 @@ def _subtitle(grid: Grid, draw: Draw) -> str:
     several = f"mean ± standard deviation of {runs} runs" if counts[-1] > 1 else "one run each"
     if draw.y is not None and draw.x != VALUE and counts[-1] > 1:
         several = f"mean of {runs} runs"
+    if draw.x == VALUE:
+        several += " (◂: off the panel)"
+    if grid.artefact.printed:
+        several = f"ours: {several}"
     missing = len(wanted) - len(there)
     return several if not missing else f"{several}; {missing} of {len(wanted)} cells not run yet"
 
@@ -167,7 +171,7 @@ def _over_axis(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw,
 def _crowded(places: Collection[float]) -> bool:
     """Whether labels at these places would run into each other on an axis that is not logarithmic."""
     ordered = sorted(places)
-    closest = min(second - first for first, second in itertools.pairwise(ordered))
+    closest = min((second - first for first, second in itertools.pairwise(ordered)), default=math.inf)
     return ordered[0] > 0 and closest < CLOSE * (ordered[-1] - ordered[0])
 
 

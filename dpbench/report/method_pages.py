@@ -56,7 +56,7 @@ def _adapted(token: Token, name: str) -> Token:
         case "th_open":
             token.attrSet("scope", "col")
         case "table_open":
-            return _html('<div class="scroll" tabindex="0" role="region" aria-label="' + escape(name) + '"><table>\n')
+            return _html('<div class="scroll" tabindex="0" role="group" aria-label="' + escape(name) + '"><table>\n')
         case "table_close":
             return _html("</table></div>\n")
         case "fence" if token.info.strip() == "math":
@@ -80,7 +80,7 @@ def _equation(tex: str) -> str:
         shown = mathml(tex)
     except UnknownTex:
         return f"<pre><code>{escape(tex)}</code></pre>\n"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="equation">{shown}</div>\n'
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="equation">{shown}</div>\n'
 
 
 def _html(content: str) -> Token:

@@ -45,9 +45,7 @@ def draw_ranking(axes: Axes, panel: Ranking, looks: Mapping[str, Look], *, width
         if value is None:
             continue
         if value < edge:
-            axes.annotate(
-                f"◂ {value:.3g}", (0.02, place), xycoords=("axes fraction", "data"), va="center", color=colour, size=6
-            )
+            axes.annotate(f"◂ {value:.3g}", (0.02, place), xycoords=("axes fraction", "data"), va="center", size=6)
             continue
         if spread is not None:
             axes.plot([value - spread, value + spread], [place, place], color=colour, linewidth=0.9)

@@ -125,7 +125,7 @@ class ArtefactView:
     @property
     def folded(self) -> bool:
         """Whether its table is shown on demand only."""
-        return len(self.grid.entries) > UNFOLDED or not self.grid.has_runs
+        return len(self.grid.entries) > UNFOLDED or not self.grid.has_numbers
 
     @property
     def trained(self) -> bool:
@@ -149,7 +149,11 @@ class ArtefactView:
         """What its picture shows, as the words before it or below it have it."""
         if not self.trained:
             return "computed here"
-        return "drawn from our runs" if self.grid.has_runs else "printed values only, nothing has been run yet"
+        if self.grid.has_numbers:
+            return "drawn from our runs"
+        if self.grid.computed is not None:
+            return "curves computed here, nothing has been run yet"
+        return "printed values only, nothing has been run yet"
 
     @cached_property
     def figure(self) -> Markup | None:

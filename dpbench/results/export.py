@@ -11,6 +11,7 @@ from typing import Any
 
 from dpbench.errors import UserError, require
 from dpbench.files import write_atomically
+from dpbench.spreadsheet import as_text
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, PROVENANCE, SUMMARY, Index
 from dpbench.tracking.shapes import NOT_FINITE, is_number
@@ -50,7 +51,7 @@ def names_of(index: Index) -> list[str]:
 def _as_csv(columns: dict[str, list[Any]]) -> str:
     stream = StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(as_text, columns))
     writer.writerows(zip(*([_text(value) for value in values] for values in columns.values()), strict=True))
     return stream.getvalue()
 
@@ -59,7 +60,7 @@ def _text(value: Any) -> str:
     """A cell of a CSV file: empty for nothing, as JSON what is no text."""
     if value is ABSENT or value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value)
+    return as_text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _as_parquet(columns: dict[str, list[Any]]) -> bytes:
