@@ -61,6 +61,21 @@ def write_atomically(path: Path, content: str | bytes, *, durably: bool = False)
         raise
 
 
+def sync_files(folder: Path) -> None:
+    """Let the disk have the files of a folder, which were written before.
+
+    Raises:
+        OSError: it can't.
+    """
+    for path in folder.iterdir():
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+    _sync_folder(folder)
+
+
 def _sync_folder(folder: Path) -> None:
     """Let the disk have the names that a folder holds, where its file system can be told so."""
     opened = os.open(folder, os.O_RDONLY)

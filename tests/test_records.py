@@ -481,12 +481,12 @@ def test_a_refused_run_leaves_what_an_interrupted_one_recorded(tmp_path, monkeyp
 
 def test_a_run_that_fails_while_it_is_prepared_is_recorded_with_its_traceback(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+        raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr("dpbench.training.execution.assemble", fail)
     outcome = run(tmp_path)
     assert outcome.code == 1
-    assert outcome.error() == "failed: RuntimeError: CUDA error: out of memory"
+    assert outcome.error() == "failed: RuntimeError: CUDA error: device-side assert triggered"
     recorded = read(only_record(tmp_path), "status.json")
     assert "in fail" in recorded["traceback"]
 

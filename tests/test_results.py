@@ -452,7 +452,7 @@ def test_what_failed_is_removed(store):
     (failed,) = of_algorithm(store, "disk", eps="inf")
     outcome = results(store, "remove", "status=failed,interrupted,diverged", "yes=true")
     assert outcome.out.endswith("1 run removed\n")
-    assert not failed.parent.exists()
+    assert [path.name for path in failed.parent.iterdir()] == [f"{failed.name}.published"]  # what was seen stays seen
     assert len(records(store)) == 4
     assert "4 runs: 4 finished\n" in results(store, "list").out
 

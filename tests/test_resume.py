@@ -33,6 +33,7 @@ from resuming import (
     tiny,
     whole,
 )
+from rich.console import Console
 from safetensors.torch import load_file
 
 from dpbench.averaging import Averaging
@@ -47,11 +48,12 @@ from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
 from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.step import PrivateStep
+from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.published import Published
-from dpbench.tracking.record import RunRecord
+from dpbench.tracking.record import RecordError, RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.execution import Prepared
+from dpbench.training.execution import Execution, Prepared, record_of
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.resume import GLOBAL, Training
 
@@ -580,10 +582,102 @@ def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_pat
     assert outcome(folder) == before
 
 
-@pytest.mark.parametrize("text", ["", "3", "[]", "null", '"6"', '{"step": 6}', '{"step": "six", "device": "cpu"}'])
+@pytest.mark.parametrize("text", ["", "3", "[]", "null", '"6"', '{"device": "cpu"}', '{"step": "six"}'])
 def test_a_note_that_can_not_be_read_speaks_of_all_steps(tmp_path, text):
     (tmp_path / "0.published").write_text(text)
     assert Published.read(tmp_path / "0") == Published(step=math.inf)
+    assert not Published.read(tmp_path / "0").readable
+
+
+def test_a_note_of_an_older_version_says_what_it_has(tmp_path):
+    (tmp_path / "0.published").write_text('{"step": 6, "device": "cpu", "noise_multiplier": 1.5}')
+    assert Published.read(tmp_path / "0") == Published(6, "cpu", noise_multiplier=1.5)
+
+
+def test_what_was_seen_and_nobody_can_tell_how_it_was_drawn_is_not_released_again(tmp_path):
+    folder = with_checkpoints((), tmp_path)
+    before = outcome(folder)
+    folder.with_name("0.published").write_text("{")
+    carried_out(tiny(), tmp_path)
+    refusal = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    assert refusal.startswith("seed=0: metrics of this run are published, and what its note beside the record says")
+    assert outcome(folder) == before
+    carried_out(tiny(), tmp_path, force=True)
+    assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize("otherwise", [True, False])
+def test_steps_that_were_drawn_otherwise_than_the_last_ones_seen_are_not_taken_again(tmp_path, otherwise):
+    """Up to step 4 with other micro-batches than after it, which alone are noted; then the checkpoints are lost."""
+    folder = stopped(tiny(), tmp_path, 5)
+    chosen = {"micro_batch": read(folder, "provenance.json")["micro_batch"] + 1} if otherwise else {}
+    stopped(replace(tiny(), **chosen), tmp_path, 7)
+    assert resumed_at(folder) == [4]
+    seen = noted(folder)
+    assert (seen["step"], seen["since"]) == (6, 4 if otherwise else 0)
+    for path in folder.glob("checkpoint-*.pt"):
+        path.unlink()
+    carried_out(replace(tiny(), **chosen), tmp_path)
+    refusal = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
+    assert (refusal is not None) == otherwise
+    if otherwise:
+        assert "until step 4 it drew on another kind of device" in refusal
+        assert "the steps after step 0 might be other releases" in refusal
+    else:
+        assert status(folder) == "finished"
+
+
+def test_what_could_not_be_noted_is_seen_by_nobody(tmp_path, monkeypatch):
+    """As on a full disk: the steps behind it may be taken again."""
+    publish = RunRecord.publish
+
+    def full(self, published):
+        if published.step == 6:
+            raise RecordError("nothing can be written beside it")
+        publish(self, published)
+
+    monkeypatch.setattr(RunRecord, "publish", full)
+    (folder,), _ = carried_out(tiny(), tmp_path)
+    assert status(folder) == "failed"
+    (line,) = outcome(folder)["metrics"]
+    assert line["step"] == 3
+    assert read(folder, "summary.json")["test_accuracy"]["final"] == line["test_accuracy"]
+
+
+def test_who_has_lost_the_run_leaves_the_checkpoints_of_others_alone(tmp_path):
+    there = Checkpoints(tmp_path)
+    for step in (1, 2):
+        there.write(step, {"x": step})
+
+    def lost():
+        raise LockLostError("taken over")
+
+    with pytest.raises(LockLostError):
+        there.write(3, {"x": 3}, lost)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001.pt", "checkpoint-00000002.pt"]
+
+
+def test_several_processes_leave_no_checkpoint_that_what_they_write_does_not_follow(tmp_path, monkeypatch):
+    folder = stopped(tiny(), tmp_path, 7)
+    assert len(checkpoints(folder)) == 2
+    monkeypatch.setattr(Execution, "_alone", False)
+    job = Job((), replace(tiny(), results_dir=str(tmp_path)), {})
+    execution = Execution(job, record_of(job), Console())
+    assert execution.record.acquire()
+    execution.record.start({}, {}, keep=execution._kept)
+    execution.record.lock.release()
+    assert checkpoints(folder) == []
+    assert (folder / "ledger.json").exists()
+
+
+def test_the_note_stays_where_the_disk_may_not_have_the_record(tmp_path, monkeypatch):
+    def fail(folder):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("dpbench.tracking.record.sync_files", fail)
+    (folder,), _ = carried_out(tiny(), tmp_path)
+    assert status(folder) == "finished"
+    assert noted(folder)["step"] == STEPS
 
 
 @pytest.mark.parametrize(
@@ -651,7 +745,7 @@ def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tm
     drawn = {"device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
     strategies = noted(folder)["strategies"]
     micro_batch = read(folder, "provenance.json")["micro_batch"]
-    drawn |= {"micro_batch": micro_batch, "processes": 1, "at_once": micro_batch, "strategies": strategies}
+    drawn |= {"micro_batch": micro_batch, "processes": 1, "at_once": micro_batch, "strategies": strategies, "since": 0}
     assert noted(folder) == {"step": 6, **drawn}
     stopped(tiny(), tmp_path, 4, every=None)
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]

@@ -12,6 +12,7 @@ from rich.console import Console
 from dpbench.errors import UserError
 from dpbench.results.arguments import Arguments
 from dpbench.results.listing import table_of
+from dpbench.tracking.damage import note_what_is_shown
 from dpbench.tracking.index import Index
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
@@ -56,6 +57,7 @@ def _remove(folder: Path, status: str) -> bool:
     """Remove a record that still has a status: it is gone in one step, and its files after that."""
     if Recorded.read(folder).status != status:
         return False
+    note_what_is_shown(folder)
     going = folder.with_name(f"{folder.name}.removed-{time.time_ns()}")
     try:
         folder.rename(going)

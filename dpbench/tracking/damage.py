@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dpbench.tracking.published import Published, device_kind
 from dpbench.tracking.reading import Recorded, is_seed
@@ -51,24 +53,48 @@ def set_aside(path: Path, results_dir: Path) -> Path:
     while target.exists():
         attempt += 1
         target = results_dir / QUARANTINE / below.with_name(f"{below.name}.{attempt}")
-    if is_seed(path.name) and not Published.read(path).step and (shown := _shown_by(path)).step:
-        shown.write(path)
+    note_what_is_shown(path)
     return path.rename(target)
+
+
+def note_what_is_shown(path: Path) -> None:
+    """Before a record goes: what was seen of its run stays noted where it was.
+
+    Raises:
+        OSError: the note can't be written.
+    """
+    if is_seed(path.name) and (shown := _shown_by(path)).step > Published.read(path).step:
+        shown.write(path)
 
 
 def _shown_by(folder: Path) -> Published:
     """What was seen of a run, as far as its record can be read."""
     record = Recorded.read(folder)
-    device = record.provenance.get("device")
+    origin, since = record.provenance, 0
+    for part in origin.get("resumed", ()):
+        now = {**record.provenance, **part}
+        if any(_drawn_by(now)[name] != value for name, value in _drawn_by(origin).items()):
+            since = part["step"]
+        origin = now
     noise = (each for entry in record.ledger.get("releases", ()) for each in entry["noise_multipliers"])
-    end = record.summary.get("steps", math.inf) if record.word == Status.FINISHED else 0
+    unknown = math.inf if record.damaged else 0
+    end = record.summary.get("steps", math.inf) if record.word == Status.FINISHED else unknown
     last = record.metrics[-1]["step"] if record.metrics else end
     return Published(
         last,
-        device and device_kind(device),
-        record.provenance.get("seeded_noise"),
-        next(noise, None),
-        record.provenance.get("micro_batch"),
-        record.provenance.get("processes"),
-        record.provenance.get("at_once"),
+        noise_multiplier=next(noise, None),
+        at_once=origin.get("at_once"),
+        since=since,
+        **_drawn_by(origin),
     )
+
+
+def _drawn_by(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a provenance decides which numbers are drawn, as a note has it."""
+    device = origin.get("device")
+    return {
+        "device": device and device_kind(device),
+        "noise": origin.get("seeded_noise"),
+        "micro_batch": origin.get("micro_batch"),
+        "processes": origin.get("processes"),
+    }

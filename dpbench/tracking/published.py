@@ -27,6 +27,7 @@ class Published:
         at_once: samples of a micro-batch that were computed at once when that was seen, fewer than all since memory ran
             out; None where that is not known.
         strategies: by which gradients were summed (gradients/choice.py), of process 0; None where that is not known.
+        since: the step after which all of that held, for the run went on there otherwise; None where that is not known.
     """
 
     step: float = 0
@@ -37,6 +38,7 @@ class Published:
     processes: int | None = None
     at_once: int | None = None
     strategies: dict[str, list[object]] | None = None
+    since: int | None = None
 
     @classmethod
     def read(cls, record: Path) -> Published:
@@ -49,7 +51,12 @@ class Published:
             content = None
         if NOTE(content) is not None:
             return cls(step=math.inf)
-        return cls(float(content["step"]), *(content[field.name] for field in fields(cls)[1:]))
+        return cls(float(content["step"]), *(content.get(field.name) for field in fields(cls)[1:]))
+
+    @property
+    def readable(self) -> bool:
+        """Whether there was none, or it could be read."""
+        return self != Published(math.inf)
 
     def write(self, record: Path) -> None:
         """Leave the note beside a record; it is on disk when this returns.

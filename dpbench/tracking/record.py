@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from dpbench.files import as_json, jsonable, write_atomically
+from dpbench.files import as_json, jsonable, sync_files, write_atomically
 from dpbench.tracking.damage import damage_of, set_aside
 from dpbench.tracking.lock import Lock, lock_of
 from dpbench.tracking.published import Published
@@ -169,6 +169,7 @@ class RunRecord:
 
     def publish(self, published: Published) -> None:
         """Note beside the record what is about to be seen."""
+        self._require_lock()
         with self._explained("nothing can be written beside"):
             published.write(self.folder)
 
@@ -194,6 +195,11 @@ class RunRecord:
     def _write_metrics(self) -> None:
         lines = "".join(json.dumps(jsonable(entry)) + "\n" for entry in self._metrics)
         self.write_bytes("metrics.jsonl", lines.encode())
+
+    def settle(self) -> None:
+        """Have the disk hold what was written, before what else speaks of the run is removed."""
+        with self._explained("what was written can't be kept in"):
+            sync_files(self.folder)
 
     def set_status(self, status: Status, reason: str | None = None, trace: str | None = None) -> None:
         """Write status.json; the status "finished" puts a forced run in the place of the one before it."""

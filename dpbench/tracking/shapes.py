@@ -140,6 +140,7 @@ PROVENANCE = entries(
         "wall_seconds": maybe(NUMBER),
         "seeds_at_once": WHOLE,
         "seeded_noise": WHOLE,
+        "resumed": list_of(entries({"step": WHOLE, "device": maybe(WORD)}, required=("step",))),
     }
 )
 _MEASURED = (*SCORES, "train_loss", "above_threshold", "test_accuracy", "eps", "lr", "threshold", "seconds")
@@ -171,8 +172,10 @@ _NOTE = {
     "processes": maybe(WHOLE),
     "at_once": maybe(WHOLE),
     "strategies": maybe(entries({}, others=_STRATEGY)),
+    "since": maybe(WHOLE),
 }
-NOTE = entries(_NOTE, required=tuple(_NOTE))
+# Notes of older versions have less.
+NOTE = entries(_NOTE, required=("step",))
 _FINDING = {
     **dict.fromkeys(("attack", "attacked"), WORD),
     **dict.fromkeys(("claimed_eps", "eps_at_least"), NUMBER),

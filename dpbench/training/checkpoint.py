@@ -12,7 +12,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,15 @@ class Checkpoints:
         """The file of a step."""
         return self.folder / f"checkpoint-{step:08d}.pt"
 
-    def write(self, step: int, state: State) -> None:
+    def write(self, step: int, state: State, check: Callable[[], object] = lambda: None) -> None:
         """Write the checkpoint of a step, and remove those that are no longer needed.
 
         Whatever goes wrong, the older ones stay and no part of a new one is left.
+
+        Args:
+            step: so many have been taken.
+            state: tensors and plain values.
+            check: called before the new one takes its place; what it raises leaves all as it was.
 
         Raises:
             OSError: it can't be written; the disk may be full.
@@ -77,6 +82,7 @@ class Checkpoints:
                 file.write(payload)
                 file.flush()
                 os.fsync(file.fileno())
+            check()
             os.replace(part, self.path(step))
         except BaseException:
             Path(part).unlink(missing_ok=True)

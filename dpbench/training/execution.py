@@ -40,7 +40,8 @@ from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.padding import require_padding_unread
 from dpbench.training.resume import Training
 
-# Patterns of the files that outlast an attempt: another one may go on from them, and must know of releases made.
+# Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of
+# releases made.
 OUTLASTING = (FILES, "provenance.json", "ledger.json")
 
 # Two accounts of the same releases differ by no more.
@@ -309,7 +310,10 @@ class Execution:
 
     @property
     def _kept(self) -> Sequence[str]:
-        return () if self.config.force else OUTLASTING
+        if self.config.force:
+            return ()
+        # Several processes begin anew, and what they write is not what an older checkpoint goes on from.
+        return OUTLASTING if self._alone else OUTLASTING[1:]
 
     def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
         """Record how the run ended, the last thing written of it; the status that it has by that."""
@@ -355,10 +359,10 @@ class Execution:
                 raise StoppedError(occasion.stop)
 
         def on_evaluation(metrics: Metrics) -> None:
+            self.keeper.publish(metrics.step, training)  # before anybody, the summary too, can see them
             training.metrics.append(metrics)
-            self.keeper.publish(metrics.step, training)
-            self.record.append_metrics(metrics.as_dict())
             self._write_ledger(ledger)
+            self.record.append_metrics(metrics.as_dict())
             tracker.log(metrics.as_dict(), metrics.step)
             display.evaluation(metrics)
 

@@ -18,6 +18,7 @@ from dpbench.stage import Stage, State, forgotten
 from dpbench.step import STAGES
 from dpbench.tracking import RunRecord
 from dpbench.tracking.published import Published, device_kind, forget
+from dpbench.tracking.record import RecordError
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
@@ -26,7 +27,7 @@ from dpbench.training.resume import GLOBAL, MisfitError, Training
 
 # Multipliers are solved for, and differ between machines in their last digits; the ledger has the one of the run.
 SAME_MULTIPLIER = 1e-9
-CONTENT = {"run", "device", "noise_multiplier", "micro_batch", "tracker", "training"}
+CONTENT = {"run", "device", "conditions", "since", "noise_multiplier", "tracker", "training"}
 
 
 class Found(NamedTuple):
@@ -66,6 +67,7 @@ class Keeper:
         self._seen = Published()
         self._released: Ledger | None = None
         self._at_once: int | None = None
+        self._since = 0
 
     def made(self, ledger: Ledger) -> Ledger:
         """All releases of a run so far, its ledger having those of this attempt: what was seen stays released.
@@ -125,15 +127,29 @@ class Keeper:
         content = {
             "run": self._run,
             "device": private.gradients.flat.vector.device.type,
+            "conditions": self._conditions(training.parts),
+            "since": self._since,
             "noise_multiplier": private.noise_multiplier,
-            "micro_batch": training.parts.micro_batch,
             "tracker": tracker,
         }
+        lock = self._record.lock
         try:
-            Checkpoints(self._record.working).write(step, {**content, "training": training.state_dict()})
+            # Who was away for long may have lost the run to another process, which has checkpoints of its own.
+            Checkpoints(self._record.working).write(
+                step, {**content, "training": training.state_dict()}, lock.check if lock.held else lambda: None
+            )
         except (OSError, TypeError, MemoryError, torch.OutOfMemoryError) as error:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
+
+    def _conditions(self, parts: Assembly) -> dict[str, Any]:
+        """What decides which numbers a step draws, beside seed and settings, as `Published` has it."""
+        return {
+            "device": device_kind(describe(parts.step.gradients.flat.vector.device)),
+            "noise": SEEDED_NOISE,
+            "micro_batch": parts.micro_batch,
+            "processes": self._processes,
+        }
 
     def _warn_of_what_is_forgotten(self, parts: Assembly) -> None:
         if self._warned:
@@ -179,6 +195,8 @@ class Keeper:
                 training = begin(None)
                 continue
             self._refuse_otherwise(training, step)
+            same = content["conditions"] == self._conditions(training.parts)
+            self._since = content["since"] if same else step
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(content["tracker"], content["training"][GLOBAL])
         self.refuse_beginning(training)
@@ -224,6 +242,19 @@ class Keeper:
                 "whose eps adds to that of this one",
                 field="privacy.secure_noise",
                 value=True,
+            )
+        if not seen.readable or step < (seen.since or 0):
+            otherwise = (
+                f"until step {seen.since} it drew on another kind of device, by another version or with other "
+                "micro-batches"
+                if seen.readable
+                else "what its note beside the record says of them can't be read"
+            )
+            raise UserError(
+                f"metrics of this run are published, and {otherwise}; the steps after step {step} might be other "
+                "releases, beyond the run's eps: take another seed, or force=true where nothing of that was seen",
+                field="seed",
+                value=self._config.seed,
             )
         # Seeded generators draw otherwise on another kind of device.
         if seen.device not in (None, device_kind(describe(training.parts.step.gradients.flat.vector.device))):
@@ -303,23 +334,21 @@ class Keeper:
             training = begin(multiplier)
         training.load_state_dict(content["training"])
         if self._config.micro_batch is None:
-            training.parts.micro_batch = content["micro_batch"]
+            training.parts.micro_batch = content["conditions"]["micro_batch"]
         self._at_once = training.parts.at_once
         return training
 
     def publish(self, step: int, training: Training) -> None:
         """Note that metrics of a step of a run are about to be seen."""
         if self._config.force or Published.read(self._record.folder).step < step:
-            parts, gradients = training.parts, training.parts.step.gradients
+            parts = training.parts
             seen = Published(
                 step,
-                device_kind(describe(gradients.flat.vector.device)),
-                SEEDED_NOISE,
-                _first_multiplier(training.ledger),
-                parts.micro_batch,
-                self._processes,
-                parts.at_once,
-                gradients.state_dict()["strategies"],
+                noise_multiplier=_first_multiplier(training.ledger),
+                at_once=parts.at_once,
+                strategies=parts.step.gradients.state_dict()["strategies"],
+                since=self._since,
+                **self._conditions(parts),
             )
             self._record.publish(seen)
 
@@ -333,6 +362,10 @@ class Keeper:
         """
         Checkpoints(self._record.working).remove()
         if finished and not self._secure:
+            try:
+                self._record.settle()
+            except RecordError:
+                return  # the note may stay
             forget(self._record.folder)
 
 
