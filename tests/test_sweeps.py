@@ -26,13 +26,15 @@ from test_lock import held_by_the_dead, held_elsewhere
 
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.launch import launcher, rounds
-from dpbench.launch.execute import fail
+from dpbench.launch.execute import fail, give_up_if_forced_and_seen
 from dpbench.launch.job import train_job
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
 from dpbench.tracking import lock as locks
 from dpbench.tracking.lock import Lock
 from dpbench.tracking.process import Process
+from dpbench.tracking.published import Published
+from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
 from dpbench.training.execution import record_of
 
@@ -125,6 +127,43 @@ def test_a_note_that_nobody_lived_to_take_says_nothing_of_a_run_that_is_begun_no
     assert begun == [[0, 1]]
     assert record_of(jobs[0]).take_refusal() is None
     assert record_of(jobs[1]).take_refusal() == "no such device"
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_forced_run_that_was_seen_is_not_begun_again_by_itself(jobs, seen):
+    """From its beginning, that is: what was seen would be released a second time."""
+    list(map(finish, jobs[:1]))
+    Published(3, "cpu").write(record_of(jobs[0]).folder)  # of an earlier life
+    (job,) = [replace(job, config=replace(job.config, force=True)) for job in jobs[:1]]
+    begun = []
+
+    def start(batch):
+        begun.append(len(batch))
+        if len(begun) == 2:
+            write_whole(record_of(job))
+            return {}
+        kill(job)
+        if seen:
+            Published(6, "cpu").write(record_of(job).folder)
+        return {}
+
+    carried([job], start)
+    assert begun == ([1] if seen else [1, 1])
+    assert record_of(job).status()["status"] == "finished"  # by the first command
+    latest = Recorded.read(record_of(job).latest())
+    assert latest.status == ("failed" if seen else "finished")
+    assert ("metrics of it were seen" in (latest.reason or "")) == seen
+
+
+@pytest.mark.parametrize(("forced", "step", "left"), [(True, 6, 0), (True, 0, 1), (False, 6, 1)])
+def test_a_forced_run_that_was_seen_is_not_begun_again_by_a_cluster(jobs, forced, step, left):
+    job = replace(jobs[0], config=replace(jobs[0].config, force=forced))
+    record = record_of(job)
+    record.start({}, {})
+    if step:
+        Published(step, "cpu").write(record.folder)
+    assert len(give_up_if_forced_and_seen([job])) == left
+    assert record.status()["status"] == ("interrupted" if left else "failed")
 
 
 def test_a_run_that_takes_its_workers_along_fails_and_the_others_finish(jobs):

@@ -11,7 +11,10 @@ from rich.console import Console
 from dpbench.config import Job, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
+from dpbench.tracking.published import Published
+from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RecordError
+from dpbench.tracking.status import Status
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam, current_team
 from dpbench.training.execution import Execution, failed_to_begin, record_of
@@ -19,6 +22,12 @@ from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.lockstep import alone, together
+
+# Why a run that was stopped is not begun again by the command that forced it.
+SEEN = (
+    "stopped after metrics of it were seen, and force=true would begin it anew, beyond its eps; "
+    "the same command does so if nothing of them counts"
+)
 
 
 def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None) -> None:
@@ -85,6 +94,19 @@ def _at_one_step(ready: Sequence[Execution]) -> list[list[Execution]]:
     for execution in ready:
         groups.setdefault(execution.prepared.training.parts.step.steps, []).append(execution)
     return list(groups.values())
+
+
+def give_up_if_forced_and_seen(jobs: Sequence[Job]) -> list[Job]:
+    """Of jobs that a cluster has queued again, those to be begun again: not what is forced and was seen, see `SEEN`."""
+    left = []
+    for job in jobs:
+        record = record_of(job)
+        begun = Recorded.read(record.latest()).status in (Status.RUNNING, Status.INTERRUPTED)
+        if job.config.force and begun and Published.read(record.folder).step > 0:
+            fail(job, SEEN)
+        else:
+            left.append(job)
+    return left
 
 
 def fail(job: Job, reason: str, trace: str | None = None) -> None:

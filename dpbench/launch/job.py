@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.schema import register
 from dpbench.console import make_console
-from dpbench.launch.execute import execute
+from dpbench.launch.execute import execute, give_up_if_forced_and_seen
 from dpbench.tracking.lock import outlive
 from dpbench.tracking.process import Process
 from dpbench.training.execution import record_of
@@ -66,4 +66,6 @@ def _train(job: Job) -> None:
         # Most likely this very job was killed on another machine, where nobody can ask after its process.
         for one in jobs:
             outlive(record_of(one).lock.path)
-    execute(jobs, make_console())
+        jobs = give_up_if_forced_and_seen(jobs)
+    if jobs:
+        execute(jobs, make_console())

@@ -10,8 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from dpbench.config import Job
-from dpbench.launch.execute import fail
+from dpbench.launch.execute import SEEN, fail
 from dpbench.tracking.lock import State, Watch
+from dpbench.tracking.published import note_of
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
 from dpbench.training.execution import record_of
@@ -66,6 +67,8 @@ def carry_through(jobs: Sequence[Job], start: Start, console: Console, *, end: f
             run.begin()
         raised = start([run.job for run in batch])
         fruitful = [run.account(raised.get(place)) for place, run in enumerate(batch)]
+        for run in batch:
+            run.give_up_if_forced_and_seen()
         fruitless = 0 if any(fruitful) else fruitless + 1
         if fruitless == FRUITLESS:
             for run in batch:
@@ -113,6 +116,7 @@ class _Run:
         self._begun = False
         self._first = self._stamp()
         self._last = self._first
+        self._old_note = stamp(note_of(record_of(job).folder))
         self._old_refusal = stamp(record_of(job).refusal)  # that nobody lived to take, and says nothing of now
 
     def ended(self) -> bool:
@@ -135,6 +139,12 @@ class _Run:
     def _stamp(self) -> Stamp:
         """Changes whenever a status is written."""
         return stamp(self._folder() / "status.json")
+
+    def give_up_if_forced_and_seen(self) -> None:
+        """A forced run begins anew whenever it is begun, which would release again what was seen since this began."""
+        note = stamp(note_of(record_of(self.job).folder))
+        if self.job.config.force and note not in (None, self._old_note) and not self.ended():
+            fail(self.job, SEEN)
 
     def free(self) -> bool:
         """Whether it can be begun; takes the lock away from a holder who has gone."""

@@ -44,7 +44,7 @@ class Published:
     def read(cls, record: Path) -> Published:
         """The note beside a record."""
         try:
-            content = json.loads(_note(record).read_text())
+            content = json.loads(note_of(record).read_text())
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, RecursionError):
@@ -64,7 +64,7 @@ class Published:
         Raises:
             OSError: it can't be written.
         """
-        write_atomically(_note(record), json.dumps(asdict(self)) + "\n", durably=True)
+        write_atomically(note_of(record), json.dumps(asdict(self)) + "\n", durably=True)
 
 
 def device_kind(device: str) -> str:
@@ -74,8 +74,9 @@ def device_kind(device: str) -> str:
 
 def forget(record: Path) -> None:
     """Remove the note: the record has finished, and tells itself."""
-    _note(record).unlink(missing_ok=True)
+    note_of(record).unlink(missing_ok=True)
 
 
-def _note(record: Path) -> Path:
+def note_of(record: Path) -> Path:
+    """The note beside a record."""
     return record.with_name(f"{record.name}.{SUFFIX}")
