@@ -19,7 +19,7 @@ from scipy.special import gammaln, logsumexp
 from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountants, calibrate, epsilon
 from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
 from dpbench.privacy.closed_forms import gaussian_delta, gaussian_eps
-from dpbench.privacy.correlation import Tree
+from dpbench.privacy.correlation import BandedSquareRoot, Tree
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
 from dpbench.tracking.reading import releases_in
 
@@ -585,6 +585,14 @@ def test_a_ledger_of_another_plan_is_not_continued(other):
     other.record(Release(0.1, 2.0))
     with pytest.raises(BudgetError, match="another plan"):
         ledger_of(equal(0.1, 2.0, 4)).load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("other", [(5, Tree()), (4, BandedSquareRoot(bands=2)), (4, None)], ids=str)
+def test_a_ledger_of_passes_is_continued_by_one_of_the_same_passes_and_noise(other):
+    first, second = (ledger_of(Plan.of([Release(0.25, 2.0)] * 8, CYCLIC, *how), "gdp") for how in ((4, Tree()), other))
+    first.record(Release(0.25, 2.0))
+    with pytest.raises(BudgetError, match="another plan"):
+        second.load_state_dict(first.state_dict())
 
 
 def test_a_ledger_continues_in_the_middle_of_different_releases_beside_parts():

@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from copy import deepcopy
+from dataclasses import asdict, replace
 from io import StringIO
 
 import numpy as np
@@ -45,7 +46,7 @@ from dpbench.audit.many_runs import attack_step, choose_threshold, count_errors
 from dpbench.audit.one_run import attack_run, right_guesses
 from dpbench.audit.page import print_audit
 from dpbench.audit.result import Audit, Finding
-from dpbench.audit.settings import AuditSettings, audited
+from dpbench.audit.settings import AuditSettings, audit_hash, audited
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
@@ -123,6 +124,36 @@ def test_mu_is_covered_as_often_as_stated_and_reached_in_the_limit(mu, rate):
     many = 10**8
     limit = mu_at_least(round(fpr * many), many, round(fnr * many), many, risk, sampling_rate=rate)
     assert mu * 0.998 < limit < mu
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3])
+@pytest.mark.parametrize(("false", "missed"), [(3, 40), (0, 5)])
+def test_mu_is_that_of_both_error_rates_at_the_ends_of_their_intervals(false, missed, rate):
+    """Each of which has half of the risk."""
+    runs, risk = 200, 0.05
+    ends = [
+        stats.binomtest(errors, runs, alternative="less").proportion_ci(1 - risk / 2, method="exact").high
+        for errors in (false, missed)
+    ]
+    taking_part = (1 - ends[1] - (1 - rate) * ends[0]) / rate
+    want = stats.norm.ppf(taking_part) - stats.norm.ppf(ends[0]) if taking_part < 1 else math.inf
+    assert mu_at_least(false, runs, missed, runs, risk, sampling_rate=rate) == pytest.approx(want)
+
+
+def test_a_step_is_judged_at_half_the_risk_by_runs_that_chose_no_threshold(monkeypatch):
+    from dpbench.audit import many_runs
+
+    risks, chose, judged = [], [], []
+    bound, choose, count = many_runs.mu_at_least, many_runs.choose_threshold, many_runs.count_errors
+    monkeypatch.setattr(many_runs, "mu_at_least", lambda *a, **k: risks.append(a[4]) or bound(*a, **k))
+    monkeypatch.setattr(many_runs, "choose_threshold", lambda *a: chose.append(a[:2]) or choose(*a))
+    monkeypatch.setattr(many_runs, "count_errors", lambda *a: judged.append(a[:2]) or count(*a))
+    full_batch("algo=dpsgd", "eps=4", runs=60)
+    assert len(set(risks)) == 1
+    assert risks[0] == pytest.approx(RISK / 2)  # of two statistics
+    of_pilots, of_judges = (set(torch.cat([*map(torch.cat, found)]).tolist()) for found in (chose, judged))
+    assert of_pilots
+    assert not of_pilots & of_judges
 
 
 def test_no_mu_explains_that_a_sampled_canary_is_found_more_often_than_it_is_sampled():
@@ -566,6 +597,33 @@ def test_command_prints_and_keeps_what_it_found(capsys, tmp_path, monkeypatch):
     assert len(kept["findings"]) == 4
     assert sum(finding["risk"] for finding in kept["findings"]) == pytest.approx(0.05)
     assert all(finding["eps_at_least"] <= finding["claimed_eps"] <= 4 for finding in kept["findings"])
+
+
+def test_an_audit_that_breaks_off_is_no_violation(capsys, tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("dpbench.audit.__main__.audit", broken)
+    code, out, err = command(capsys, tmp_path, "algo=dpsgd", *SMALL)
+    assert code == 3
+    assert "RuntimeError: no such kernel" in err
+    assert "violat" not in out
+    assert not list(tmp_path.glob("audits/*/audit.json"))
+
+
+def test_audits_are_named_by_what_their_result_hangs_on():
+    config, settings = composed("algo=dpsgd", "eps=4"), AuditSettings()
+    others = [replace(settings, **{name: value}) for name, value in vary(settings).items()]
+    named = [audit_hash(config, one) for one in (settings, *others)]
+    named += [audit_hash(composed("algo=dpsgd", line), settings) for line in ("eps=5", "seed=1")]
+    assert len(set(named)) == len(named)
+    elsewhere = composed("algo=dpsgd", "eps=4", "device=cpu", "results_dir=elsewhere")
+    assert audit_hash(elsewhere, settings) == audit_hash(config, settings)
+
+
+def vary(settings):
+    """Another value for each setting."""
+    return {name: value / 2 if isinstance(value, float) else value + 1 for name, value in asdict(settings).items()}
 
 
 def test_command_says_where_no_proof_covers_the_claim(capsys, tmp_path):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import dpbench.training.budget
 from dpbench.errors import UserError
-from dpbench.privacy import calibrate
+from dpbench.privacy import Plan, Release, calibrate, calibrated, calibration
 from dpbench.training import calibrating
 from dpbench.training.budget import is_known
 from dpbench.training.calibrating import budgets
@@ -72,6 +72,18 @@ def test_several_processes_work_at_once(tmp_path):
     with calibrating.calibrating([meet, meet], Console(), "nothing"):
         pass
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("changed", ["version", "EXCESS", "TOLERANCE", "discretisation"])
+def test_what_was_calibrated_by_other_means_is_not_known(monkeypatch, changed):
+    plan = Plan.of([Release(0.1, 1.0)] * 3)
+    found = calibrate(plan, 3.0, 1e-5, "rdp")
+    known = calibrated(plan, 3.0, 1e-5, "rdp")
+    assert known is not None
+    assert known.noise_multiplier == found.noise_multiplier
+    means = {"version": lambda _: "0", "discretisation": lambda _: 0.5}.get(changed, 0.5)
+    monkeypatch.setattr(calibration, changed, means)
+    assert calibrated(plan, 3.0, 1e-5, "rdp") is None
 
 
 def test_searches_are_known_once_they_were_calibrated():

@@ -95,6 +95,18 @@ def test_directions_other_than_plus_and_minus_move_less():
             assert moved.max() <= strategy.squared_sensitivity(steps, epoch) * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+@pytest.mark.parametrize(("steps", "epoch"), [(8, 4), (7, 3), (5, 5)])
+def test_noise_that_changes_is_accounted_for_as_if_all_of_it_were_the_least(strategy, steps, epoch):
+    """Over its multipliers z, the release is C diag(1/z) x + N(0, I), which no change of a sample moves further."""
+    z = np.random.default_rng(0).uniform(1.0, 3.0, steps)
+    plan = Plan.of([Release(1 / epoch, float(each)) for each in z], CYCLIC, epoch, strategy)
+    found = pass_multiplier(plan)
+    moved = largest_square(matrix(strategy, steps, epoch, False) / z, cyclic(steps, epoch))
+    assert 1 / found**2 >= moved * (1 - 1e-12)
+    assert found == pytest.approx(z.min() / strategy.squared_sensitivity(steps, epoch) ** 0.5)
+
+
 @pytest.mark.parametrize("strategy", [Tree(), BandedSquareRoot(bands=20)], ids=repr)
 def test_reshuffled_passes_without_restart_are_refused_since_they_move_more(strategy):
     steps, epoch = 10, 5

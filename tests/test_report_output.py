@@ -3,7 +3,6 @@
 import csv
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,17 +156,10 @@ def _cells(artefacts: tuple[Artefact, ...]) -> Iterator:
 
 
 @pytest.mark.slow
-def test_all_is_drawn_from_five_thousand_records_in_reasonable_time(tmp_path, artefacts):
+def test_all_is_drawn_from_five_thousand_records_and_nothing_twice(tmp_path, artefacts):
     results, out = tmp_path / "results", tmp_path / "out"
     assert made_up(artefacts, results, 5000) == 5000
     evidence = Evidence(results, digest)
-    start = time.process_time()  # what others do on the machine at the time is not counted
     write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None)
-    cold = time.process_time() - start
     check(out, artefacts, evidence)
-    start = time.process_time()
     assert write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None) == []
-    warm = time.process_time() - start
-    print(f"cold {cold:.1f} s, warm {warm:.1f} s")
-    assert cold < 40
-    assert warm < 15

@@ -17,7 +17,7 @@ from dpbench.privacy import BudgetError, Ledger, Plan, Release
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.step import PrivateStep
-from dpbench.threshold import FixedThreshold
+from dpbench.threshold import FixedThreshold, PercentileThreshold
 from dpbench.training.assemble import per_sample_loss
 
 CLIPS = [
@@ -204,6 +204,22 @@ def test_micro_batches_change_nothing_but_rounding():
         ends.append(step.gradients.flat.vector)
     torch.testing.assert_close(ends[0], ends[1])
     torch.testing.assert_close(ends[0], ends[2])
+
+
+def test_a_release_is_in_the_ledger_before_noise_is_drawn_or_a_threshold_moves():
+    step = private_step(small_model(), ThresholdClip(), multiplier=1.0)
+    step.threshold = PercentileThreshold()
+    plan = Plan.of([Release(0.1, 1.0, step.threshold.beside)])
+    step.ledger = Ledger(plan, eps=1.0, delta=1e-5, accountant="rdp")
+    batch = [(torch.randn(6, 3), torch.randint(3, (6,)))]
+    step(batch)
+    before = copy.deepcopy((step.threshold.state_dict(), step.noise.state_dict()))
+    streams = [source.generator.get_state() for source in (step.noise_source, step.side_source)]
+    with pytest.raises(BudgetError):
+        step(batch)
+    assert (step.threshold.state_dict(), step.noise.state_dict()) == before
+    for source, stream in zip((step.noise_source, step.side_source), streams, strict=True):
+        assert torch.equal(source.generator.get_state(), stream)
 
 
 def test_release_beyond_the_plan_is_refused_before_any_parameter_moves():

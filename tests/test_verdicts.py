@@ -419,6 +419,10 @@ NOISY = (56.0, 60.0, 64.0)  # spread 4, standard error 2.309
         (", within: 1", (MORE, SAME), (SAME, MORE), Outcome.ORDER_HOLDS),
         (", within: 0.9", (MORE, SAME), (SAME, MORE), Outcome.ORDER_FAILS),
         (", within: 0.9, at: {eps: 8}", (MORE, NOISY), (SAME, MORE), Outcome.ORDER_OPEN),
+        # One of two pairs that decide is granted more than two standard errors: here it misses by 2.5.
+        (", at_least: true", ((50.2, 54.2, 58.2), SAME), (SAME, SAME), Outcome.ORDER_HOLDS),
+        (", margin: 1", ((51.2, 55.2, 59.2), MORE), (SAME, SAME), Outcome.ORDER_OPEN),
+        (", within: 1", ((49.2, 53.2, 57.2), SAME), (SAME, SAME), Outcome.ORDER_OPEN),
     ],
 )
 def test_an_order_is_judged_pair_by_pair(world, claim, new, old, outcome):
@@ -620,6 +624,16 @@ def test_a_number_grows_along_an_axis(world):
     finding = world.order(claim, (SAME, MORE), (SAME, SAME))
     assert finding.outcome == Outcome.ORDER_HOLDS
     assert finding.detail == "changes by +1 on average over 1 places, noise ±0"
+
+
+@pytest.mark.parametrize(("rise", "outcome"), [(2.2, Outcome.ORDER_OPEN), (2.5, Outcome.ORDER_HOLDS)])
+def test_the_noise_of_a_trend_is_that_of_the_mean_over_its_places(world, rise, outcome):
+    """Of one of two places alone the standard error is 2.309, so that of the mean of both is half of it."""
+    claim = "{says: more, along: eps, ends: [1, 8], rising: true, at: {method: [new, old]}}"
+    risen = [value + rise for value in SAME]
+    finding = world.order(claim, (SAME, [value + rise for value in NOISY]), (SAME, risen))
+    assert finding.outcome == outcome
+    assert finding.detail == f"changes by +{rise} on average over 2 places, noise ±2.31"
 
 
 # Searches.
