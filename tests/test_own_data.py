@@ -1,6 +1,7 @@
 """Data of a person's own: the example of the documentation as it stands, all kinds, and what is refused."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -199,6 +200,20 @@ def test_images_that_are_not_what_was_declared_are_one_sentence(tmp_path, change
     with pytest.raises(UserError, match=says) as raised:
         image_data(3).load(tmp_path, download=False)
     assert "\n" not in str(raised.value)
+
+
+def test_pixels_beyond_what_was_declared_are_one_sentence(tmp_path):
+    write_arrays(tmp_path, images(channels=1))
+    with pytest.raises(UserError, match=r"the train\w* split has pixels up to 25\d"):
+        image_data(1, highest=16).load(tmp_path, download=False)
+
+
+def test_rows_that_are_not_finite_are_no_inputs(tmp_path):
+    data = TableDataset(name="mine", features=2, **SHAPE)
+    assert data.inputs([[1.0, 2.0]], tmp_path).tolist() == [[1.0, 2.0]]
+    for broken in (math.nan, math.inf):
+        with pytest.raises(UserError, match="dataset=mine: has rows of finite numbers"):
+            data.inputs([[1.0, broken]], tmp_path)
 
 
 def draw_folders(root):

@@ -15,7 +15,7 @@ from helpers import assembled, composed
 
 from dpbench.clip import ThresholdClip
 from dpbench.data import IGNORED, Prompts, TokenSplit
-from dpbench.data.encoding import Texts, encoded
+from dpbench.data.encoding import Texts, encoded, prompts
 from dpbench.data.sources import File
 from dpbench.data.text_sources import TEXTS
 from dpbench.data.tokenizers import Bytes, open_tokenizer
@@ -203,6 +203,49 @@ def test_real_tokenizers(name, one, two, data_root):
     assert tokenizer.encode(["Hello"], ["world!"], 16) == [two]
     assert len(tokenizer.encode(["Hello " * 50], None, 16)[0]) == 16
     assert tokenizer.decode(tokenizer.plain(["hello world!"])[0]) == "hello world!"
+
+
+@pytest.mark.parametrize(("padding", "refused"), [(0, True), (50257, False)])
+def test_a_padding_id_that_is_a_token_of_texts_is_refused(padding, refused, tmp_path, data_root):
+    """gpt2's tokenizer has none, and its id 0 is an exclamation mark."""
+    root = own_reviews(tmp_path, data_root("gpt2"), ["Good!", "bad"])
+    data = composed(
+        "dataset=sst2", "model=text_small", "model.tokenizer=gpt2", "model.vocabulary=50258", f"model.padding={padding}"
+    ).dataset
+    data = replace(data, name="reviews", train_size=2, test_size=2)
+    if refused:
+        with pytest.raises(UserError, match=r"model.padding=0: is a token of train texts, which the model would take"):
+            data.load(root, download=False)
+    else:
+        assert len(data.load(root, download=False).train) == 2
+
+
+def own_reviews(folder, shared, texts):
+    """A data root with these texts as both splits, and the tokenizers of another one."""
+    (folder / "reviews").mkdir()
+    lines = "".join(json.dumps({"text": text, "label": i % 2}) + "\n" for i, text in enumerate(texts))
+    for split in ("train", "test"):
+        (folder / "reviews" / f"{split}.jsonl").write_text(lines)
+    (folder / "tokenizers").symlink_to((shared / "tokenizers").resolve())
+    return folder
+
+
+def test_prompts_that_leave_nothing_to_predict_are_counted_and_go_on_from_their_end(tmp_path):
+    data = composed(
+        "dataset=e2e", "model=gpt2", "model.tokenizer=bytes", "model.vocabulary=259", "model.padding=258",
+        "dataset.max_length=8",
+    ).dataset  # fmt: skip
+    data = replace(data, name="stories", train_size=2, test_size=2, most_tokens=0)
+    (tmp_path / "stories").mkdir()
+    lines = [{"prompt": "short", "completion": "end"}, {"prompt": "much longer", "completion": "end"}]
+    for split in ("train", "test"):
+        (tmp_path / "stories" / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.warns(UserWarning, match=r"max_length=8: of 2 samples of the train split 1 have longer prompts"):
+        data.load(tmp_path, download=False)
+    tokenizer = open_tokenizer("bytes", None, download=False)
+    whole = prompts(["much longer"], tokenizer)[0]
+    assert len(whole) > 8
+    assert data.inputs(["much longer"], tmp_path).tolist() == [whole[-8:]]
 
 
 @pytest.mark.parametrize("name", ["bert-base-cased", "bert-base-uncased"])

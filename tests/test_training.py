@@ -334,6 +334,14 @@ def test_micro_batch_is_one_where_nothing_fits():
     assert measured_fit(lambda count: 100 + count, 5) == 1
 
 
+@pytest.mark.parametrize("privacy", ["poisson", "shuffled"])
+def test_passes_are_counted_as_the_sampler_makes_them(privacy):
+    """1,437 samples in batches of 1,000: a pass of the shuffled ones takes two steps."""
+    config = composed(f"privacy={privacy}", "dataset=digits", "batch_size=1000", "epochs=40")
+    assert config.passes_after(config.steps) == pytest.approx(40, abs=1000 / 1437)
+    assert config.passes_after(4) == (2 if privacy == "shuffled" else pytest.approx(4000 / 1437))
+
+
 @pytest.mark.parametrize(("fit", "found"), [(16, 19), (15, 19), (7, 19), (3, 19), (1, 1), (0, 1)])
 def test_micro_batch_is_measured_with_fewer_samples_where_memory_runs_out(fit, found):
     def peak(count):

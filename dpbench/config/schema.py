@@ -233,6 +233,11 @@ class RunConfig:
         """T = ceil(E N / B), or E ceil(N / B) where the sampler passes over the data."""
         return steps_of(self.privacy.scheme, self.dataset.train_size, self.batch_size, self.epochs)
 
+    def passes_after(self, steps: int) -> float:
+        """How often a sample has taken part after so many steps, on average."""
+        scheme = self.privacy.scheme
+        return steps / self._epoch(scheme) if scheme.passes else steps * self.sampling_rate
+
     @property
     def evaluate_every(self) -> int:
         """Steps between evaluations; the last step is evaluated in any case."""

@@ -92,14 +92,19 @@ class ImageDataset(Dataset):
                 wrong = next((name for name, has, declared in settings if has != declared), None)
                 raise self._damaged(f"the {split} split has {found}, expected {want}", root, wrong)
             self._require_labels(split, labels, root)
+            if self.highest < images.max():
+                raise self._damaged(f"the {split} split has pixels up to {int(images.max())}", root, "highest")
         return Splits(self._split(x, y), self._split(test_x, test_y))
 
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
         images = self._numbers(samples)
-        if images.is_floating_point():  # of which scale nobody can tell
-            kind = str(images.dtype).removeprefix("torch.")
-            wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {kind}"
+        found = str(images.dtype).removeprefix("torch.")
+        if not images.is_floating_point() and images.dtype != torch.bool and images.numel():  # else of unknown scale
+            least, most = (int(end) for end in images.aminmax())
+            found = "" if least >= 0 and most <= self.highest else f"from {least} to {most}"
+        if found and images.numel():
+            wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {found}"
             raise UserError(wanted, field="dataset", value=self.name)
         normalised, _ = self._split(images, torch.zeros(len(images))).take(slice(None))
         return normalised

@@ -14,7 +14,7 @@ from dpbench.data.base import Dataset
 from dpbench.data.own import own_table, require_name
 from dpbench.data.splits import Split, Splits
 from dpbench.data.table_sources import TABLES, TableSource
-from dpbench.errors import require
+from dpbench.errors import UserError, require
 
 
 @dataclass
@@ -54,7 +54,10 @@ class TableDataset(Dataset):
 
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
-        return self._numbers(samples).float()
+        rows = self._numbers(samples).float()
+        if not rows.isfinite().all():
+            raise UserError("has rows of finite numbers", field="dataset", value=self.name)
+        return rows
 
     @override
     def load(self, root: Path, *, download: bool) -> Splits:

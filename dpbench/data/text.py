@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from dpbench.data.splits import Prompts, Samples, Splits
 from dpbench.data.text_sources import TEXTS, TextSource
 from dpbench.data.tokenizers import Tokenizer, open_tokenizer
 from dpbench.data.tokens import TokenSplit
-from dpbench.errors import UserError, require
+from dpbench.errors import PlainWarning, UserError, require
 
 
 @dataclass
@@ -95,9 +96,12 @@ class TextDataset(Dataset):
                 self._require_labels(split, torch.tensor(of_split.labels), root)
             made = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
             if self.generates:
-                left = bool((made.labels < made.lengths(slice(None))).any())
-                longer = f"more: all prompts of the {split} split are longer, and nothing is left to predict"
-                require(left, "dataset.max_length", self.max_length, longer)
+                self._require_predicted(split, made)
+            elif len(made.tokens) > 1 and bool((made.tokens == self.padding).any()):
+                told = (
+                    f"is a token of {split} texts, which the model would take for padding; choose an id that none has"
+                )
+                raise UserError(told, field="model.padding", value=self.padding)
             splits[split] = made
         asked = self._prompts(texts["test"], tokenizer) if self.generates and self.most_tokens else None
         return Splits(splits.pop("train"), splits.pop("test"), splits, asked)
@@ -110,13 +114,26 @@ class TextDataset(Dataset):
             raise UserError("has a list of texts, or of pairs of texts", field="dataset", value=self.name)
         tokenizer = open_tokenizer(self.tokenizer, root, download=False)
         if self.generates:
-            ids = prompts(list(samples), tokenizer)
+            ids = [one[-self.max_length :] for one in prompts(list(samples), tokenizer)]  # which end where it goes on
         else:
             pairs = [(text,) if isinstance(text, str) else text for text in samples]
             first, *rest = (list(part) for part in zip(*pairs, strict=True))
             ids = tokenizer.encode(first, rest[0] if rest else None, self.max_length)
         split = TokenSplit.of(ids, [0] * len(ids), padding=self.padding, longest=self.max_length, generates=False)
         return split.take(slice(None))[0]
+
+    def _require_predicted(self, split: str, samples: TokenSplit) -> None:
+        """Refuse prompts that are all too long, and tell of some that are: their samples count in N and add nothing."""
+        told = int((samples.labels >= samples.lengths(slice(None))).sum())
+        longer = f"more: all prompts of the {split} split are longer, and nothing is left to predict"
+        require(told < len(samples), "dataset.max_length", self.max_length, longer)
+        if told:
+            warnings.warn(
+                f"dataset.max_length={self.max_length}: of {len(samples):,} samples of the {split} split {told:,} have "
+                "longer prompts, and nothing is left to predict",
+                PlainWarning,
+                stacklevel=2,
+            )
 
     def _require_tokens(self, tokenizer: Tokenizer) -> None:
         if tokenizer.vocabulary > self.vocabulary:

@@ -21,6 +21,8 @@ Conv = Callable[..., nn.Conv2d]
 class WideResNet(Model):
     """WRN-depth-width with ReLU before each group norm and, by default, standardised weights (De et al. 2022).
 
+    Weights begin as torch draws them, sqrt(3) smaller than theirs, and biases are not zero.
+
     Attributes:
         depth: 6 n + 4 layers, n blocks in each of the three stages.
         width: factor on the 16, 32 and 64 channels of the stages.

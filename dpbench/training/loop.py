@@ -205,7 +205,7 @@ def train(
             loss, norm, above = progress.means()
             metrics = Metrics(
                 step=step,
-                epoch=step * config.sampling_rate,
+                epoch=config.passes_after(step),
                 train_loss=loss,
                 gradient_norm=norm,
                 above_threshold=above,
