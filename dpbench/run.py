@@ -109,7 +109,9 @@ def _main(typed: list[str]) -> int:
     def starting(sweep: str | None) -> StartWith:
         if sweep is None:
             return partial(_start_one, flags, overrides) if hydras else _start_here
-        return partial(_start, launcher(f"hydra.sweep.dir=${{results_dir}}/sweeps/{sweep}"), _fused(jobs, hydras))
+        # Not by a reference to results_dir, which each run has as it was typed, with ~ for a home.
+        folder = in_grammar(str(Path(jobs[0].config.results_dir) / "sweeps" / sweep))
+        return partial(_start, launcher(f"hydra.sweep.dir={folder}"), _fused(jobs, hydras))
 
     return _run(jobs, starting, multirun=options.multirun)
 

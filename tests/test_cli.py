@@ -608,8 +608,10 @@ def test_an_option_with_the_name_of_a_built_in_one_is_refused(tmp_path):
 
 def test_a_folder_is_typed_as_it_is_called(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     typed = Path("~/a, b (c)=d")
     assert run(typed, "eps=inf", "seed=0,1", "data.root=~/x{y", "-m").code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a, b (c)=d"]
     made = records(tmp_path / "a, b (c)=d")
     roots = [yaml.safe_load((record / "config.yaml").read_text())["data"]["root"] for record in made]
     assert roots == [str(tmp_path / "x{y")] * 2
