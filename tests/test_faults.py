@@ -36,6 +36,7 @@ from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.launch.execute import execute
 from dpbench.query import Point
+from dpbench.stage import Course
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
 from dpbench.tracking import record as recording
@@ -422,6 +423,9 @@ def test_without_a_sample_that_is_not_broken_only_noise_is_released():
     assert bool(found.norms.isinf().all())
 
 
+COURSE = Course(steps=10, batch=4.0, rate=lambda step: 1.0)
+
+
 @pytest.mark.parametrize("bad", [math.inf, 3e38])
 @pytest.mark.parametrize("kind", [ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold])
 def test_a_broken_sample_moves_a_threshold_s_release_by_no_more_than_any_other(kind, bad):
@@ -429,6 +433,7 @@ def test_a_broken_sample_moves_a_threshold_s_release_by_no_more_than_any_other(k
     released = []
     for seen in (norms, torch.cat([norms, torch.tensor([bad])])):
         threshold = kind()
+        threshold.prepare(COURSE)
         threshold.observe(seen)
         released.append(np.atleast_1d(threshold._sum if kind is QuantileThreshold else threshold._counts.numpy()))
         threshold.release(None, error_weight=1e-4)
@@ -439,6 +444,7 @@ def test_a_broken_sample_moves_a_threshold_s_release_by_no_more_than_any_other(k
 @pytest.mark.parametrize("kind", [ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold])
 def test_thresholds_stay_numbers_where_all_samples_are_broken(kind):
     threshold = kind(rate=1e4) if kind is QuantileThreshold else kind()
+    threshold.prepare(COURSE)
     for weight in (0.0, 1e-4, 1e300, math.inf):
         threshold.observe(torch.full((8,), math.inf))
         threshold.release(None, error_weight=weight)

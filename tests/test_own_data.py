@@ -208,6 +208,25 @@ def test_pixels_beyond_what_was_declared_are_one_sentence(tmp_path):
         image_data(1, highest=16).load(tmp_path, download=False)
 
 
+def test_bytes_in_their_whole_range_are_not_looked_at():
+    """All of a large data set would be read from disk."""
+
+    class Mapped(torch.Tensor):
+        def max(self, *_, **__):
+            raise AssertionError("read")
+
+    class Source:
+        def read(self, root, shapes, *, download):
+            made = [torch.zeros(shape, dtype=torch.uint8).as_subclass(Mapped) for shape in shapes]
+            return made[0], torch.tensor(LABELS["train"]), made[1], torch.tensor(LABELS["test"])
+
+    class Declared(ImageDataset):
+        source = Source()
+
+    data = Declared(name="mine", channels=1, height=2, width=2, mean=[0.0], std=[1.0], **SHAPE)
+    assert len(data.load(Path("nowhere"), download=False).train) == 6
+
+
 def test_rows_that_are_not_finite_are_no_inputs(tmp_path):
     data = TableDataset(name="mine", features=2, **SHAPE)
     assert data.inputs([[1.0, 2.0]], tmp_path).tolist() == [[1.0, 2.0]]

@@ -17,6 +17,7 @@ from results_command import age_by, change, results, rows
 
 from dpbench.results.arguments import parse
 from dpbench.results.selection import same_value
+from dpbench.tracking.published import Published
 
 
 @pytest.fixture(scope="module")
@@ -452,7 +453,7 @@ def test_what_failed_is_removed(store):
     (failed,) = of_algorithm(store, "disk", eps="inf")
     outcome = results(store, "remove", "status=failed,interrupted,diverged", "yes=true")
     assert outcome.out.endswith("1 run removed\n")
-    assert [path.name for path in failed.parent.iterdir()] == [f"{failed.name}.published"]  # what was seen stays seen
+    assert not failed.parent.exists()  # nor does a note stay of a run without privacy
     assert len(records(store)) == 4
     assert "4 runs: 4 finished\n" in results(store, "list").out
 
@@ -465,8 +466,33 @@ def test_finished_runs_go_only_if_named(store):
     assert len(records(store)) == 4
     assert results(store, "remove", f"{digest}/1", "yes=true").out.endswith("1 run removed\n")
     assert (store / "runs" / digest / "0").is_dir()
+    assert Published.read(store / "runs" / digest / "1").step > 0  # what was seen stays seen
     assert results(store, "remove", "algo=dpsgd", "status=finished", "yes=true").out.endswith("2 runs removed\n")
     assert named(records(store)) == {(digest, "0")}
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_record_of_which_nothing_can_be_noted_gives_up_what_is_bulky_and_then_stays(store, monkeypatch, left):
+    """On a full disk, which may be why it is removed."""
+    record = of_algorithm(store, "disk")[0]
+    (record / "gradients.npz").write_bytes(bytes(1000))
+    write, refused = Published.write, []
+
+    def full(self, path):
+        if len(refused) <= left or (record / "gradients.npz").exists():
+            refused.append(path)
+            raise OSError(28, "No space left on device")
+        write(self, path)
+
+    monkeypatch.setattr(Published, "write", full)
+    outcome = results(store, "remove", f"{record.parent.name}/{record.name}", "yes=true")
+    assert record.is_dir() == (left == 1)
+    assert not (record / "gradients.npz").exists()
+    if left:
+        assert outcome.code == 2
+        assert "what was seen of it can't be noted (No space left on device), so it stays" in outcome.err
+    else:
+        assert outcome.out.endswith("1 run removed\n")
 
 
 def test_a_run_that_has_changed_since_it_was_shown_stays(store, monkeypatch):

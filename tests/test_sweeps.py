@@ -143,6 +143,7 @@ def test_a_forced_run_that_was_seen_is_not_begun_again_by_itself(jobs, seen):
             write_whole(record_of(job))
             return {}
         kill(job)
+        time.sleep(0.02)
         if seen:
             Published(6, "cpu").write(record_of(job).folder)
         return {}
@@ -155,13 +156,21 @@ def test_a_forced_run_that_was_seen_is_not_begun_again_by_itself(jobs, seen):
     assert ("metrics of it were seen" in (latest.reason or "")) == seen
 
 
-@pytest.mark.parametrize(("forced", "step", "left"), [(True, 6, 0), (True, 0, 1), (False, 6, 1)])
-def test_a_forced_run_that_was_seen_is_not_begun_again_by_a_cluster(jobs, forced, step, left):
+@pytest.mark.parametrize(
+    ("forced", "before", "after", "left"),
+    [(True, False, True, 0), (True, True, False, 1), (True, False, False, 1), (False, False, True, 1)],
+)
+def test_a_forced_run_that_was_seen_is_not_begun_again_by_a_cluster(jobs, forced, before, after, left):
     job = replace(jobs[0], config=replace(jobs[0].config, force=forced))
     record = record_of(job)
+    if before:  # of an earlier attempt
+        record.folder.parent.mkdir(parents=True)
+        Published(6, "cpu").write(record.folder)
+        time.sleep(0.02)
     record.start({}, {})
-    if step:
-        Published(step, "cpu").write(record.folder)
+    time.sleep(0.02)  # a clock may be as coarse as that
+    if after:
+        Published(6, "cpu").write(record.folder)
     assert len(give_up_if_forced_and_seen([job])) == left
     assert record.status()["status"] == ("interrupted" if left else "failed")
 

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cli import ROOT, records, run
@@ -54,6 +55,8 @@ def test_images_are_taken_as_they_are_stored_and_in_no_other_scale(tmp_path):
     torch.testing.assert_close(trained.inputs(pixels.to(torch.uint8)).double(), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match="dataset=digits: has pixels that are whole numbers from 0 to 16, not float32"):
         trained.inputs(pixels / 16)
+    wide = pixels.numpy().astype(np.uint16)
+    torch.testing.assert_close(trained.inputs(wide).double(), expected, rtol=1e-5, atol=1e-5)
     for beyond, told in ((pixels + 1, "from 1 to 17"), (pixels - 1, "from -1 to 15"), (pixels > 3, "bool")):
         with pytest.raises(UserError, match=f"whole numbers from 0 to 16, not {told}"):
             trained.inputs(beyond)

@@ -92,7 +92,8 @@ class ImageDataset(Dataset):
                 wrong = next((name for name, has, declared in settings if has != declared), None)
                 raise self._damaged(f"the {split} split has {found}, expected {want}", root, wrong)
             self._require_labels(split, labels, root)
-            if self.highest < images.max():
+            # Bytes in [0, 255] need no look, for which all of a large data set would be read from disk.
+            if (images.dtype != torch.uint8 or self.highest < 255) and self.highest < images.max():
                 raise self._damaged(f"the {split} split has pixels up to {int(images.max())}", root, "highest")
         return Splits(self._split(x, y), self._split(test_x, test_y))
 
@@ -101,7 +102,8 @@ class ImageDataset(Dataset):
         images = self._numbers(samples)
         found = str(images.dtype).removeprefix("torch.")
         if not images.is_floating_point() and images.dtype != torch.bool and images.numel():  # else of unknown scale
-            least, most = (int(end) for end in images.aminmax())
+            signed = images if images.dtype == torch.uint8 else images.long()
+            least, most = (int(end) for end in signed.aminmax())
             found = "" if least >= 0 and most <= self.highest else f"from {least} to {most}"
         if found and images.numel():
             wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {found}"

@@ -247,8 +247,10 @@ class FusedGradients(PerSampleGradients):
             except Exception as error:
                 if not out_of_memory(error):
                     share.error = error
+                elif share.request.gradients in doubted:
+                    self._doubted.add(share.request.gradients)
                 continue
-            if problem is not None and not again:
+            if problem is not None and not again and share.request.gradients not in doubted:
                 warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)
                 self._one_by_one = True
                 return [None] * len(pieces)

@@ -27,7 +27,14 @@ from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import Compared, is_due, modes_of, out_of_memory, without_fast_paths
+from dpbench.gradients.verify import (
+    Compared,
+    is_due,
+    may_be_out_of_memory,
+    modes_of,
+    out_of_memory,
+    without_fast_paths,
+)
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
@@ -215,7 +222,7 @@ class PerSampleGradients:
                         return found
             return clipped_by(self._record(way, points, inputs, targets), count, factors, remainder)
         except (RuntimeError, MemoryError) as error:
-            if count == 1 or not out_of_memory(error):
+            if count == 1 or not may_be_out_of_memory(error):
                 raise
         if before is not None:  # what is drawn hangs on the micro-batches alone, not on where memory ran out
             generators.load_state_dict(before)
@@ -250,7 +257,8 @@ class PerSampleGradients:
         try:
             return self.record_by(way, points, inputs, targets)
         except Exception as error:
-            if out_of_memory(error) or (isinstance(way, Rows) and way.by_plain_autograd):
+            ran_out = may_be_out_of_memory(error) if len(targets) > 1 else out_of_memory(error)
+            if ran_out or (isinstance(way, Rows) and way.by_plain_autograd):
                 raise
             tape = self.record_by(self.one_by_one(), points, inputs, targets)
             self._fall_back(f"{type(error).__name__}: {error}")

@@ -34,7 +34,6 @@ NO_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "unable to find an engine to execute this computation",
 )
 # Models with more parameters are compared in float32, whatever that hides, to save memory.
 LARGE = 50_000_000
@@ -282,5 +281,10 @@ def losses_differ(one: Tensor, other: Tensor, *, half: bool = False) -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, or that of cuDNN's ways, each of which needs some, none was left."""
+    """Whether an error says that memory ran out."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in NO_MEMORY)
+
+
+def may_be_out_of_memory(error: BaseException) -> bool:
+    """The same, or that cuDNN found no way, which needs memory too; unless it has none at all for this computation."""
+    return out_of_memory(error) or "unable to find an engine to execute this computation" in str(error)

@@ -11,7 +11,7 @@ from rich.console import Console
 from dpbench.config import Job, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
-from dpbench.tracking.published import Published
+from dpbench.tracking.published import note_of
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RecordError
 from dpbench.tracking.status import Status
@@ -48,7 +48,6 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
         for job in jobs:
             execution = Execution(job, record_of(job), console)
             ends.callback(execution.record.lock.release)
-            ends.callback(execution.wait_for_tracker)
             if not execution.may_begin() or not execution.clear_damage():
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):
@@ -56,10 +55,15 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
         interruption = Interruption()
         # Several processes keep no checkpoints, and a signal that all of them get ends them at once.
         with interruption if current_team().size == 1 else nullcontext():
-            for runs in _at_one_step(ready):
-                if len(runs) == 1 or not _fused(runs, console, interruption):
-                    _one_by_one(runs, console, interruption, named=len(jobs) > 1)
-                interruption.raise_noted()
+            try:
+                for runs in _at_one_step(ready):
+                    if len(runs) == 1 or not _fused(runs, console, interruption):
+                        _one_by_one(runs, console, interruption, named=len(jobs) > 1)
+                    interruption.raise_noted()
+            finally:  # once all of them are recorded
+                for execution in ready:
+                    execution.wait_for_tracker()
+            interruption.raise_noted()
 
 
 def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Interruption, *, named: bool) -> None:
@@ -100,13 +104,22 @@ def give_up_if_forced_and_seen(jobs: Sequence[Job]) -> list[Job]:
     """Of jobs that a cluster has queued again, those to be begun again: not what is forced and was seen, see `SEEN`."""
     left = []
     for job in jobs:
-        record = record_of(job)
-        begun = Recorded.read(record.latest()).status in (Status.RUNNING, Status.INTERRUPTED)
-        if job.config.force and begun and Published.read(record.folder).step > 0:
+        begun = Recorded.read(record_of(job).latest()).status in (Status.RUNNING, Status.INTERRUPTED)
+        if job.config.force and begun and seen_since_it_began(job):
             fail(job, SEEN)
         else:
             left.append(job)
     return left
+
+
+def seen_since_it_began(job: Job) -> bool:
+    """Whether metrics were seen of the latest attempt at a run, and not only of one before it."""
+    record = record_of(job)
+    try:
+        begun = (record.latest() / "config.yaml").stat().st_mtime_ns  # which is written when an attempt begins
+        return note_of(record.folder).stat().st_mtime_ns > begun
+    except OSError:
+        return False
 
 
 def fail(job: Job, reason: str, trace: str | None = None) -> None:

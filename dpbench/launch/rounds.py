@@ -10,9 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dpbench.config import Job
-from dpbench.launch.execute import SEEN, fail
+from dpbench.launch.execute import SEEN, fail, seen_since_it_began
 from dpbench.tracking.lock import State, Watch
-from dpbench.tracking.published import note_of
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
 from dpbench.training.execution import record_of
@@ -116,7 +115,6 @@ class _Run:
         self._begun = False
         self._first = self._stamp()
         self._last = self._first
-        self._old_note = stamp(note_of(record_of(job).folder))
         self._old_refusal = stamp(record_of(job).refusal)  # that nobody lived to take, and says nothing of now
 
     def ended(self) -> bool:
@@ -142,8 +140,8 @@ class _Run:
 
     def give_up_if_forced_and_seen(self) -> None:
         """A forced run begins anew whenever it is begun, which would release again what was seen since this began."""
-        note = stamp(note_of(record_of(self.job).folder))
-        if self.job.config.force and note not in (None, self._old_note) and not self.ended():
+        begun = self._stamp() != self._last
+        if self.job.config.force and begun and seen_since_it_began(self.job) and not self.ended():
             fail(self.job, SEEN)
 
     def free(self) -> bool:

@@ -64,7 +64,8 @@ class CorrelatedNoise(Noise):
         return self._correlate(source.fill(out), step)
 
     def _since_restart(self, step: int) -> int:
-        return step % prepared(self._course).epoch if self.restart else step
+        course = prepared(self._course)
+        return step % course.epoch if self.restart else step
 
     def _deviation(self, step: int) -> float:
         raise NotImplementedError

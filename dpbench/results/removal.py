@@ -18,6 +18,8 @@ from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
 from dpbench.wording import number_of
 
+# Large files of a record that say nothing of what was seen.
+BULKY = ("checkpoint-*", "model.safetensors", "gradients.npz")
 # What goes only where it was named: by its hash, or by its status.
 NAMED_ONLY = (Status.FINISHED, Status.RUNNING)
 
@@ -57,7 +59,15 @@ def _remove(folder: Path, status: str) -> bool:
     """Remove a record that still has a status: it is gone in one step, and its files after that."""
     if Recorded.read(folder).status != status:
         return False
-    note_what_is_shown(folder)
+    try:
+        note_what_is_shown(folder)
+    except OSError:  # the disk is full, which may be why it is removed
+        for path in (each for pattern in BULKY for each in folder.glob(pattern)):
+            path.unlink(missing_ok=True)
+        try:
+            note_what_is_shown(folder)
+        except OSError as error:
+            raise UserError(f"{folder}: what was seen of it can't be noted ({error.strerror}), so it stays") from error
     going = folder.with_name(f"{folder.name}.removed-{time.time_ns()}")
     try:
         folder.rename(going)

@@ -18,7 +18,7 @@ from dpbench.tracking.index import Index
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.status import Status
-from dpbench.tracking.wandb import choose_mode, open_tracker
+from dpbench.tracking.wandb import UNREACHABLE, Mode, choose_mode, open_tracker
 from dpbench.wording import number_of
 
 # Runs of which it is known what they came to.
@@ -53,9 +53,10 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         say(line)
 
     sent = there = kept = 0
+    now: Mode = mode
     for place in places:
         record = Recorded.read(index.folder(place))
-        if record.status not in WITH_OUTCOME or (mode == "offline" and _there(record, results_dir)):
+        if record.status not in WITH_OUTCOME or (now == "offline" and _there(record, results_dir)):
             there += 1
             continue
         say(f"{id_of(record.folder)}: {_name(record)}")
@@ -64,8 +65,10 @@ def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[s
         now, why = choose_mode(asked)
         if now == "disabled":  # it does not come back from a call
             break
-        sent += now == mode and len(failures) == before
-        kept += now != mode  # its server can't be reached
+        told = failures[before:]
+        sent += now == mode and not told
+        # Where its server can't be reached, the first to find out says so.
+        kept += now != mode and all(line.startswith(UNREACHABLE) for line in told)
     here = f"written to {results_dir / 'wandb'}; wandb sync sends them"
     counts = [f"{number_of(sent, 'run')} {'sent' if mode == 'online' else here}"]
     counts += [f"{kept} {here}"] * (kept > 0)

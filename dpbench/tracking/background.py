@@ -24,12 +24,6 @@ class Background:
             self._thread.start()
         self._calls.put(call)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the calls so far, but no longer than this; whether they have ended."""
-        ended = threading.Event()
-        self.put(ended.set)
-        return ended.wait(seconds)
-
     def _work(self) -> None:
         while True:
             self._calls.get()()

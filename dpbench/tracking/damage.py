@@ -58,12 +58,14 @@ def set_aside(path: Path, results_dir: Path) -> Path:
 
 
 def note_what_is_shown(path: Path) -> None:
-    """Before a record goes: what was seen of its run stays noted where it was.
+    """Before a record goes: what was seen of its run stays noted where it was, unless there was no privacy to lose.
 
     Raises:
         OSError: the note can't be written.
     """
-    if is_seed(path.name) and (shown := _shown_by(path)).step > Published.read(path).step:
+    if not is_seed(path.name) or Recorded.read(path).settings.get("eps") in (math.inf, "inf"):
+        return
+    if (shown := _shown_by(path)).step > Published.read(path).step:
         shown.write(path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ METRICS = ("train_loss", "gradient_norm", "above_threshold", "test_loss", "test_
 
 # Seconds that W&B gets to reach its server, and to send what is left at the end, unless its own variables say more.
 TIMEOUTS = {"init_timeout": 30.0, "finish_timeout": 60.0}
+# How the line begins that says that runs are recorded here from now on.
+UNREACHABLE = "W&B can't go online"
 # Seconds that the end of a run waits for W&B, whatever it does.
 PATIENCE = 120.0
 
@@ -87,10 +90,13 @@ def _has_credentials() -> bool:
     Asked as W&B's own command asks. Its public functions start its service, or print, or prompt.
     """
     from wandb.sdk import wandb_setup
-    from wandb.sdk.lib import wbauth
 
     settings = wandb_setup.singleton().settings
-    return bool(settings.api_key or settings.identity_token_file or wbauth.read_netrc_auth(host=settings.base_url))
+    if settings.api_key or settings.identity_token_file:
+        return True
+    from wandb.sdk.lib import wbauth
+
+    return wbauth.read_netrc_auth(host=settings.base_url) is not None
 
 
 def tracker_line(settings: TrackerSettings, results_dir: Path) -> str:
@@ -123,6 +129,7 @@ class Tracker:
         self._say = say
         self._run: Any = None
         self._given_up = start is None
+        self._ended = threading.Event()
         if start is not None:
             self._put("start", lambda _: self._begin(start))
 
@@ -173,12 +180,16 @@ class Tracker:
         """Write the summary and close the run; nothing comes after it but `wait`."""
         self._put("write the summary", lambda run: run.summary.update(flatten(summary)))
         self._put("finish", lambda run: self._end(run, 0 if succeeded else 1))
+        if not self._given_up:
+            _service.calls.put(self._ended.set)
 
     def wait(self) -> None:
-        """Wait for W&B to have done all that it was asked for, within `PATIENCE`."""
-        if self._given_up or _service.hangs:
+        """Wait for W&B to have done what it was asked for up to the end of this run, within `PATIENCE`."""
+        if self._given_up:
             return
-        if not _service.calls.wait(PATIENCE):
+        if _service.hangs:  # which was said; nothing of this run shall begin later
+            self._given_up = True
+        elif not self._ended.wait(PATIENCE):
             _service.hangs = True
             self._give_up(f"does not answer for {PATIENCE:g} s")
 
@@ -350,5 +361,5 @@ def _init(
         # W&B holds on to the id of a run that did not start for as long as its service lives.
         wandb.teardown()
         why, here = str(error).partition("\n")[0], results_dir / "wandb"
-        say(f"W&B can't go online ({why}); this run and those after it are recorded in {here}, which wandb sync sends")
+        say(f"{UNREACHABLE} ({why}); this run and those after it are recorded in {here}, which wandb sync sends")
         return start(mode="offline")

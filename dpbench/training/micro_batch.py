@@ -16,7 +16,7 @@ from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.devices import ROWS_ON_CPU, describe, total_memory
 from dpbench.gradients import PerSampleGradients
-from dpbench.gradients.verify import out_of_memory
+from dpbench.gradients.verify import may_be_out_of_memory
 from dpbench.query import Point
 
 # Largest share of the device's memory that one micro-batch may take.
@@ -39,8 +39,10 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
     known = cache.read("micro_batch", key)
     if isinstance(known, int) and known > 0:
         return known
+    before = gradients.state_dict()
     fitting = measured_fit(lambda count: _peak(config, gradients, count), MEMORY_SHARE * total_memory(vector.device))
     gradients.compare_anew()
+    gradients.load_state_dict(before)  # a run that goes on has some already
     cache.write("micro_batch", key, fitting)
     return fitting
 
@@ -65,7 +67,7 @@ def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
         try:
             few, more = peak(fewer), peak(count)
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not may_be_out_of_memory(error):
                 raise
             continue
         each = max(1.0, (more - few) / (count - fewer))
