@@ -100,13 +100,14 @@ class ImageDataset(Dataset):
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:
         images = self._numbers(samples)
-        found = str(images.dtype).removeprefix("torch.")
-        if not images.is_floating_point() and images.dtype != torch.bool and images.numel():  # else of unknown scale
-            signed = images if images.dtype == torch.uint8 else images.long()
-            least, most = (int(end) for end in signed.aminmax())
-            found = "" if least >= 0 and most <= self.highest else f"from {least} to {most}"
-        if found and images.numel():
-            wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {found}"
+        wrong = None
+        if images.is_floating_point() or images.dtype == torch.bool:  # of which scale nobody can tell
+            wrong = str(images.dtype).removeprefix("torch.")
+        elif images.numel():
+            least, most = (int(end) for end in (images if images.dtype == torch.uint8 else images.long()).aminmax())
+            wrong = None if least >= 0 and most <= self.highest else f"from {least} to {most}"
+        if wrong is not None:
+            wanted = f"has pixels that are whole numbers from 0 to {self.highest}, not {wrong}"
             raise UserError(wanted, field="dataset", value=self.name)
         normalised, _ = self._split(images, torch.zeros(len(images))).take(slice(None))
         return normalised

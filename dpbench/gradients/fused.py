@@ -101,7 +101,7 @@ class FusedGradients(PerSampleGradients):
 
     @cached_property
     def _doubted(self) -> set[PerSampleGradients]:
-        """Of the runs whose sums in the last pass were others than those that they get alone."""
+        """Of the runs whose sums were others than those that they get alone when they were last compared."""
         return set()
 
     def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
@@ -216,7 +216,8 @@ class FusedGradients(PerSampleGradients):
             _, (inputs, targets) = pieces[0]
             rows = len(pieces) * max(len(targets) for _, (_, targets) in pieces)
             known = self._compared_passes.has_like(inputs, targets)
-            again = known and (is_due(self._passes) or bool(self._doubted))
+            doubted = any(share.request.gradients in self._doubted for share, _ in pieces)
+            again = known and (is_due(self._passes) or doubted)
             if again or not known or rows > self._compared_passes.most:
                 together = self._compared_with_alone(pieces, together, again)
                 self._compared_passes.add(inputs, targets, rows)
@@ -237,31 +238,31 @@ class FusedGradients(PerSampleGradients):
         pass is compared, too: a sample at a kink of the model, as of a ReLU, may have another gradient by rounding
         alone, but hardly in two passes on end, which is the run's error.
         """
-        doubted, outcomes = set(self._doubted), list(together)
-        self._doubted.clear()
+        outcomes = list(together)
         for place, ((share, piece), found) in enumerate(zip(pieces, together, strict=True)):
             if found is None:
                 continue
+            gradients = share.request.gradients
             try:
                 problem = self._problem_with(share.request, piece, found, again)
             except Exception as error:
                 if not out_of_memory(error):
                     share.error = error
-                elif share.request.gradients in doubted:
-                    self._doubted.add(share.request.gradients)
                 continue
-            if problem is not None and not again and share.request.gradients not in doubted:
-                warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)
-                self._one_by_one = True
-                return [None] * len(pieces)
-            if problem is not None and share.request.gradients in doubted:
+            if problem is None:
+                self._doubted.discard(gradients)
+            elif gradients in self._doubted:
                 share.error = UserError(
                     f"a pass that several seeds share gives one what it would not get alone ({problem}), and so maybe "
                     "did some before it; train anew, one seed after the other, with fuse_seeds=false and force=true"
                 )
-            elif problem is not None:
-                self._doubted.add(share.request.gradients)
+            elif again:
+                self._doubted.add(gradients)
                 outcomes[place] = None
+            else:
+                warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)
+                self._one_by_one = True
+                return [None] * len(pieces)
         return outcomes
 
     def _problem_with(self, request: Request, piece: MicroBatch, found: Clipped, again: bool) -> str | None:

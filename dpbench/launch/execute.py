@@ -44,10 +44,10 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
     """
     console.print(_name(jobs), style="bold")
     ready: list[Execution] = []
-    with ExitStack() as ends:
+    with ExitStack() as locks:
         for job in jobs:
             execution = Execution(job, record_of(job), console)
-            ends.callback(execution.record.lock.release)
+            locks.callback(execution.record.lock.release)
             if not execution.may_begin() or not execution.clear_damage():
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):

@@ -63,15 +63,15 @@ def note_what_is_shown(path: Path) -> None:
     Raises:
         OSError: the note can't be written.
     """
-    if not is_seed(path.name) or Recorded.read(path).settings.get("eps") in (math.inf, "inf"):
+    record = Recorded.read(path)
+    if not is_seed(path.name) or record.settings.get("eps") in (math.inf, "inf"):
         return
-    if (shown := _shown_by(path)).step > Published.read(path).step:
+    if (shown := _shown_by(record)).step > Published.read(path).step:
         shown.write(path)
 
 
-def _shown_by(folder: Path) -> Published:
+def _shown_by(record: Recorded) -> Published:
     """What was seen of a run, as far as its record can be read."""
-    record = Recorded.read(folder)
     origin, since = record.provenance, 0
     for part in origin.get("resumed", ()):
         now = {**record.provenance, **part}

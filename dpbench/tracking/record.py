@@ -117,7 +117,7 @@ class RunRecord:
         Raises:
             RecordError: it can't be written, here as in the methods below.
         """
-        self._require_lock()
+        self.require_lock()
         self.working = self._rerun_folder() if self.finished() else self.folder
         with self._explained("nothing can be written to"):
             self.refusal.unlink(missing_ok=True)  # of an earlier try, which whoever asked for it did not live to take
@@ -169,7 +169,7 @@ class RunRecord:
 
     def publish(self, published: Published) -> None:
         """Note beside the record what is about to be seen."""
-        self._require_lock()
+        self.require_lock()
         with self._explained("nothing can be written beside"):
             published.write(self.folder)
 
@@ -179,11 +179,12 @@ class RunRecord:
 
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file, whatever it holds."""
-        self._require_lock()
+        self.require_lock()
         with self._explained(f"{name} can't be written to"):
             write_atomically(self.working / name, content)
 
-    def _require_lock(self) -> None:
+    def require_lock(self) -> None:
+        """Raise `LockLostError` where the lock was held and another process has taken it."""
         if self.lock.held:
             self.lock.check()
 

@@ -132,12 +132,10 @@ class Keeper:
             "noise_multiplier": private.noise_multiplier,
             "tracker": tracker,
         }
-        lock = self._record.lock
+        state = {**content, "training": training.state_dict()}
         try:
             # Who was away for long may have lost the run to another process, which has checkpoints of its own.
-            Checkpoints(self._record.working).write(
-                step, {**content, "training": training.state_dict()}, lock.check if lock.held else lambda: None
-            )
+            Checkpoints(self._record.working).write(step, state, self._record.require_lock)
         except (OSError, TypeError, MemoryError, torch.OutOfMemoryError) as error:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
