@@ -182,14 +182,15 @@ def test_eps_of_nothing_and_of_anything():
     assert eps_of(1.0, 0.2, sampling_rate=0.1) == 0.0
 
 
-def test_noticeable_factor_is_that_at_which_the_bound_reaches_the_claim():
-    factor = noticeable_factor(2.0, 1000, 0.01)
+@pytest.mark.parametrize("seen", [2.0, 1.5])
+def test_noticeable_factor_is_that_at_which_the_bound_reaches_the_claim(seen):
+    factor = noticeable_factor(seen, 2.0, 1000, 0.01)
     rng = np.random.default_rng(1)
-    error = stats.norm.sf(factor * 2.0 / 2)
+    error = stats.norm.sf(factor * seen / 2)
     draws = rng.binomial(1000, error, (2000, 2)).tolist()
     caught = sum(mu_at_least(f, 1000, m, 1000, 0.01) > 2.0 for f, m in draws)
     assert 0.4 < caught / 2000 < 0.6
-    assert noticeable_factor(0.01, 10, 0.01) == math.inf
+    assert noticeable_factor(0.01, 0.01, 10, 0.01) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,24 @@ def test_how_much_too_little_noise_an_audit_notices_is_said(factor, says):
     shown = StringIO()
     print_audit(Audit(0.95, (finding,)), Console(file=shown, width=200))
     assert f"a step, a model: {says}\n" in shown.getvalue()
+
+
+def test_what_is_released_beside_the_gradient_is_said_to_go_unseen():
+    """And noise in g_t must be smaller to be noticed, for what it shows is held against the mu of both."""
+    alone, both = full_batch("algo=dpsgd"), full_batch("algo=dcsgd_p", "threshold.histogram_noise=1")
+    assert alone.details["unseen"] == []
+    assert both.details["unseen"] == ["histogram of norms"]
+    claimed = both.details["claimed_mu"]
+    assert claimed == pytest.approx(alone.details["claimed_mu"], rel=1e-3)
+    of_sum = math.sqrt(claimed**2 - 1)
+    factor = both.details["notices_noise_too_small_by"]
+    assert factor == pytest.approx(noticeable_factor(of_sum, claimed, RUNS, RISK / 2), rel=1e-6)
+    assert factor > 1.1 * alone.details["notices_noise_too_small_by"]
+    said = "No attack sees what is released beside each gradient (histogram of norms)"
+    for finding, times in ((alone, 0), (both, 1)):
+        shown = StringIO()
+        print_audit(Audit(0.95, (finding, finding)), Console(file=shown, width=300))
+        assert shown.getvalue().count(said) == times
 
 
 def test_p_value_of_pure_eps_is_the_exact_test_of_a_biased_coin():

@@ -110,7 +110,11 @@ from dpbench.schedules import Schedule
 
 @dataclass
 class Counting(Threshold):
-    noise: str = "1.0"
+    noise: str = "50.0"
+    released: str = "self._count + 50.0 * drawn(2)[0]"
+
+    def __post_init__(self):
+        self._last, self._count = 0.0, 0
 
     @property
     def beside(self):
@@ -118,6 +122,18 @@ class Counting(Threshold):
 
     def value(self, step):
         return 1.0
+
+    def observe(self, norms):
+        self._count += len(norms)
+
+    def release(self, source, error_weight):
+        def drawn(numbers):
+            return torch.zeros(numbers) if source is None else source.fill(torch.empty(numbers))
+
+        self._last, self._count = eval(self.released), 0
+
+    def state_dict(self):
+        return {"last": [self._last]}
 
 
 @dataclass
@@ -186,6 +202,33 @@ class Mixing(Augmentation):
         ("threshold", "Counting", "threshold.noise=-1", "a finite noise multiplier > 0 of its median, not -1"),
         ("threshold", "Counting", "threshold.noise=math.nan", "a finite noise multiplier > 0 of its median, not nan"),
         ("threshold", "Counting", "threshold.noise=math.inf", "a finite noise multiplier > 0 of its median, not inf"),
+        ("threshold", "Counting", "threshold.released='[drawn(1), drawn(1)]'", None),
+        ("threshold", "Counting", "threshold.released='float(drawn(9).max() > 1)'", None),
+        (
+            "threshold",
+            "Counting",
+            "threshold.released='self._count'",
+            "release() draws 0 numbers of the source at step 0 for its count and median, on which eps rests",
+        ),
+        (
+            "threshold",
+            "Counting",
+            "threshold.released='self._count + torch.randn(2)'",
+            "release() draws 0 numbers of the source at step 0 for its count and median",
+        ),
+        ("threshold", "Counting", "threshold.released='self._count + drawn(1)'", "draws 1 number of the source at"),
+        (
+            "threshold",
+            "Counting",
+            "threshold.released='self._count + (0 if self._last else drawn(2)[0])'",
+            "draws 0 numbers of the source at step 1",
+        ),
+        (
+            "threshold",
+            "Counting",
+            "threshold.released='self._count + 0 * drawn(2)'",
+            "ends up the same whatever its release() draws at step 0 for its count and median, on which eps rests",
+        ),
         ("augmentation", "Mixing", "augmentation.share=0", None),
         ("augmentation", "Mixing", "augmentation.flip=true", None),
         (

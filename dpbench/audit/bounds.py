@@ -73,11 +73,12 @@ def eps_of(mu: float, delta: float, *, sampling_rate: float = 1.0) -> float:
     return least_epsilon(Plan.of([Release(sampling_rate, 1 / mu)]), delta)
 
 
-def noticeable_factor(mu: float, runs: int, risk: float) -> float:
-    """Factor by which noise may be too small and be noticed by half of all audits of this size; at q = 1.
+def noticeable_factor(mu: float, claimed: float, runs: int, risk: float) -> float:
+    """Factor by which the noise of what is seen may be too small and be noticed by half of all audits; at q = 1.
 
     Args:
-        mu: claimed.
+        mu: of what is seen, were its noise as it should be.
+        claimed: mu that a bound has to exceed: larger where something is released that is not seen.
         runs: with the canary, and as many without.
         risk: of the bound.
 
@@ -87,7 +88,7 @@ def noticeable_factor(mu: float, runs: int, risk: float) -> float:
 
     def excess(log_factor: float) -> float:
         errors = round(runs * float(ndtr(-math.exp(log_factor) * mu / 2)))
-        return mu_at_least(errors, runs, errors, runs, risk) - mu
+        return mu_at_least(errors, runs, errors, runs, risk) - claimed
 
     highest = math.log(100)
     return math.exp(float(brentq(excess, 0.0, highest, xtol=1e-3))) if excess(highest) > 0 else math.inf

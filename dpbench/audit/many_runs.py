@@ -76,6 +76,9 @@ def attack_step(
         bounds[name] = _bound(counts[name], own, rate)
     best = max(bounds, key=lambda name: bounds[name])
     claimed = math.sqrt(sum(release.joint.noise_multiplier**-2 for release in observe.releases))
+    # What is released beside the sum has a share in the claim, and is not seen.
+    of_sums = math.sqrt(sum(release.noise_multiplier**-2 for release in observe.releases))
+    noticed = noticeable_factor(of_sums, claimed, runs, own) if rate == 1 and claimed else None
     scheme = config.privacy.scheme
     # Given the noise of the steps before, which is public here, that of one step is independent.
     plan = Plan.of(observe.releases, scheme, epoch=int(scheme.passes))
@@ -96,7 +99,8 @@ def attack_step(
             "runs_with_canary": runs,
             "runs_without": runs,
             "statistic": best,
-            "notices_noise_too_small_by": noticeable_factor(claimed, runs, own) if rate == 1 and claimed else None,
+            "notices_noise_too_small_by": noticed,
+            "unseen": [part.name for part in config.threshold.beside],
             "errors": {name: found._asdict() for name, found in counts.items()},
         },
     )

@@ -139,6 +139,7 @@ def attack_run(config: RunConfig, settings: AuditSettings, device: torch.device,
             "canaries": count,
             "guesses": guesses,
             "right": right,
+            "unseen": [part.name for part in config.threshold.beside],
             "most_that_could_be_shown": one_run_eps_at_least(guesses, guesses, count, delta, risk),
         },
     )

@@ -29,6 +29,12 @@ def print_audit(audit: Audit, console: Console) -> None:
         f"\nshown: lower bounds, all of which hold together with {100 * audit.confidence:g} % confidence; eps at "
         f"delta={delta:.3g}\nmu: standard deviations of the noise by which one sample moves a release"
     )
+    if unseen := audit.findings[0].details.get("unseen"):
+        names = " and ".join(unseen)
+        console.print(
+            f"No attack sees what is released beside each gradient ({names}): it has a share in what is claimed, and "
+            "too little noise in it goes unnoticed"
+        )
     for finding in audit.findings:
         for line in _notes(finding):
             console.print(f"{finding.attack}, {finding.attacked}: {line}")

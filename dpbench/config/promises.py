@@ -6,11 +6,14 @@ Stages of the package are tested; one of one's own may be wrong, and would then 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from dpbench.clip import Clip
 from dpbench.data import Augmentation, Dataset, ImageDataset
@@ -21,6 +24,7 @@ from dpbench.privacy.plan import Part
 from dpbench.query import Query
 from dpbench.stage import is_own
 from dpbench.threshold import Threshold
+from dpbench.wording import number_of
 
 if TYPE_CHECKING:
     from dpbench.config.schema import RunConfig
@@ -34,6 +38,10 @@ DRAWN = 10_000
 DRAWN_STEPS = 3
 LEAST_DEVIATION = 0.95
 MOST_CORRELATION = 0.06
+# Norms that a threshold is shown, over its own value: few, so that the noise decides. Then it releases with so many
+# draws, ever larger ones, since what it makes of some may be the same.
+SEEN = (0.5, 2.0)
+DRAWS = 32
 
 
 def check(config: RunConfig) -> None:
@@ -52,6 +60,7 @@ def check(config: RunConfig) -> None:
     if is_own(type(config.threshold)):
         for part in config.threshold.beside:
             _beside(config.threshold, part)
+        _released(config.threshold, config.steps)
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
@@ -142,6 +151,59 @@ def _beside(threshold: Threshold, part: Part) -> None:
     if not 0 < part.noise_multiplier < math.inf:
         message = f"expected a finite noise multiplier > 0 of its {part.name}, not {part.noise_multiplier:g}"
         raise UserError(message, field="threshold", value=type(threshold).__name__)
+
+
+class _Counting(SeededGaussian):
+    """Noise of a seed, the larger the higher that is; counts what is asked for."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(torch.Generator().manual_seed(seed))
+        self.factor = 1 + seed / 4
+        self.drawn = 0
+
+    @override
+    def fill(self, out: Tensor) -> Tensor:
+        self.drawn += out.numel()
+        return super().fill(out).mul_(self.factor)
+
+
+def _released(threshold: Threshold, steps: int) -> None:
+    """What it releases lacks noise if none is drawn, or changes nothing afterwards; how much it has can't be tried."""
+    parts = threshold.beside
+    if not parts:
+        return
+    rests = f"for its {' and '.join(part.name for part in parts)}, on which eps rests"
+    name, what = type(threshold).__name__, None
+    for step in range(min(steps, DRAWN_STEPS)):
+        tried, sources = [deepcopy(threshold) for _ in range(DRAWS)], [_Counting(seed) for seed in range(DRAWS)]
+        for one, source in zip(tried, sources, strict=True):
+            one.observe(one.value(step) * torch.tensor(SEEN))
+            one.release(source, 1.0)
+        fewest = min(source.drawn for source in sources)
+        if fewest < len(parts):
+            what = f"its release() draws {number_of(fewest, 'number')} of the source at step {step} {rests}"
+        elif step + 1 < steps and _same([(one.state_dict(), one.value(step + 1)) for one in tried]):
+            what = f"it ends up the same whatever its release() draws at step {step} {rests}"
+        if what is not None:
+            raise UserError(what, field="threshold", value=name)
+        threshold = tried[0]
+
+
+def _same(states: Sequence[object]) -> bool:
+    return all(_alike(states[0], state) for state in states)
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether two states are equal, as far as can be told."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
 
 
 def _scale(noise: Noise, scale: object, step: int) -> None:
