@@ -29,6 +29,7 @@ from dpbench.files import as_json, write_atomically
 from dpbench.step import PrivateStep
 from dpbench.tracking import provenance
 from dpbench.tracking.published import Published
+from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RunRecord
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
@@ -124,6 +125,18 @@ def test_the_summary_says_what_the_run_came_to(finished):
         "seed": 3,
     }
     assert {key: summary[key] for key in expected} == expected
+    assert "threshold_guards" not in summary
+
+
+def test_the_summary_says_how_often_guards_of_a_threshold_fired(tmp_path):
+    """Rule P's only one on the way fires where the noisy total is not positive: noise of this size decides its sign."""
+    assert run(tmp_path, "algo=dcsgd_p", "threshold.histogram_noise=1e6").code == 0
+    record = only_record(tmp_path)
+    fired = read(record, "summary.json")["threshold_guards"]
+    assert fired.keys() == {"total_not_positive", "range_bounded"}
+    assert 0 < fired["total_not_positive"] <= STEPS
+    assert fired["range_bounded"] == 0
+    assert Recorded.read(record).problems == {}
 
 
 def test_the_ledger_holds_every_release_and_what_they_cost(finished):

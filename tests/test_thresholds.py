@@ -464,11 +464,53 @@ def test_expected_error_settles_from_any_scale(mean, weight):
         threshold.observe(norms)
         threshold.release(source, weight)
         seen.append((threshold.value(1), threshold._range))
+    fired = threshold.guarded()
+    assert fired.pop("passes_ended") == fired.pop("range_bounded") == 0
+    assert sum(fired.values()) == len(guarded)
     late = np.median(np.array(seen[300:]), axis=0)
     assert late[0] == pytest.approx(mean / (1 + weight), rel=0.16)
     assert 1.2 * mean < late[1] < 2.5 * mean
     assert len(guarded) <= 5
     assert max(guarded, default=0) <= 30
+
+
+NO_NORMS = torch.empty(0)
+FULL_LAST_BIN = torch.full((9,), 1e9)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "norms", "weight", "fired"),
+    [
+        (PercentileThreshold(), NO_NORMS, 1.0, {"total_not_positive"}),
+        (PercentileThreshold(), torch.ones(9), 1.0, set()),
+        (PercentileThreshold(norm=1e8), FULL_LAST_BIN, 1.0, {"range_bounded"}),
+        (PercentileThreshold(norm=1e-8), torch.zeros(9), 1.0, {"range_bounded"}),
+        (ExpectedErrorThreshold(), NO_NORMS, 1.0, {"total_not_positive"}),
+        (ExpectedErrorThreshold(), torch.ones(9), 1.0, set()),
+        (ExpectedErrorThreshold(), torch.ones(9), 1e8, {"threshold_bounded"}),  # C is about 1.5/K
+        (ExpectedErrorThreshold(), torch.ones(9), 1e80, {"threshold_bounded", "passes_ended"}),
+    ],
+)
+def test_each_guard_is_counted_when_it_fires(threshold, norms, weight, fired):
+    """dc_sgd.md 2.9: log how often each guard fires."""
+    after(threshold, norms, weight)
+    assert {name for name, times in threshold.guarded().items() if times == 1} == fired
+    assert sum(threshold.guarded().values()) == len(fired)
+
+
+def test_a_negative_mean_fires_its_guard_alone():
+    threshold = ExpectedErrorThreshold()
+    threshold._update(np.array([9.0, *[0.0] * 18, -3.0]), 1.0)
+    assert threshold.value(1) == 1.0
+    assert threshold.guarded() == dict.fromkeys(threshold.guarded(), 0) | {"mean_not_positive": 1}
+
+
+def test_guards_are_counted_on_after_a_checkpoint():
+    one, other = PercentileThreshold(), PercentileThreshold()
+    after(one, NO_NORMS, steps=2)
+    other.load_state_dict(one.state_dict())
+    after(one, NO_NORMS)
+    assert (one.guarded()["total_not_positive"], other.guarded()["total_not_positive"]) == (3, 2)
 
 
 def quantile(**settings) -> QuantileThreshold:

@@ -47,6 +47,10 @@ class Threshold(Stage):
                 expected square of the noise in all d coordinates at threshold C; public.
         """
 
+    def guarded(self) -> dict[str, int]:
+        """How often each guard of its rule has fired so far, by name; empty where there is none."""
+        return {}
+
 
 @dataclass
 class FixedThreshold(Threshold):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,13 +37,15 @@ class HistogramThreshold(Threshold):
     release. Counts are neither rounded nor cut at zero.
 
     Deviations from the paper, all of them post-processing: where the noisy total is not positive, C and R stay as they
-    are, and R stays within 1e-8 to 1e8.
+    are, and R stays within 1e-8 to 1e8. How often each of these guards fires is counted.
 
     Attributes:
         norm: C_0.
         bins: b, from 1 to 100,000.
         histogram_noise: σ_H, standard deviation of the noise in each bin.
     """
+
+    GUARDS: ClassVar[tuple[str, ...]] = ("total_not_positive", "range_bounded")
 
     norm: float = 1.0
     bins: int = 20
@@ -56,9 +59,14 @@ class HistogramThreshold(Threshold):
         self._threshold = self.norm
         self._range = self._first_range()
         self._counts: Tensor | None = None
+        self._guarded = dict.fromkeys(self.GUARDS, 0)
 
     def _first_range(self) -> float:
         raise NotImplementedError
+
+    @override
+    def guarded(self) -> dict[str, int]:
+        return dict(self._guarded)
 
     @property
     @override
@@ -84,9 +92,15 @@ class HistogramThreshold(Threshold):
 
     def _update(self, counts: Counts, error_weight: float) -> None:
         if counts.sum() <= 0:
+            self._guarded["total_not_positive"] += 1
             return
         self._threshold, reach = self._rule(counts, error_weight)
-        self._range = min(max(reach, RANGES[0]), RANGES[1])
+        self._range = self._within(reach, RANGES, "range_bounded")
+
+    def _within(self, value: float, bounds: tuple[float, float], guard: str) -> float:
+        bounded = min(max(value, bounds[0]), bounds[1])
+        self._guarded[guard] += int(bounded != value)
+        return bounded
 
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
@@ -94,11 +108,11 @@ class HistogramThreshold(Threshold):
 
     @override
     def state_dict(self) -> State:
-        return {"threshold": self._threshold, "range": self._range}
+        return {"threshold": self._threshold, "range": self._range, "guarded": self.guarded()}
 
     @override
     def load_state_dict(self, state: State) -> None:
-        self._threshold, self._range = state["threshold"], state["range"]
+        self._threshold, self._range, self._guarded = state["threshold"], state["range"], dict(state["guarded"])
 
 
 @dataclass
@@ -148,6 +162,8 @@ class ExpectedErrorThreshold(HistogramThreshold):
     def _first_range(self) -> float:
         return float(self.bins)
 
+    GUARDS = (*HistogramThreshold.GUARDS, "mean_not_positive", "passes_ended", "threshold_bounded")
+
     @override
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         return self._best(counts, error_weight), self._next_range(counts)
@@ -155,6 +171,7 @@ class ExpectedErrorThreshold(HistogramThreshold):
     def _best(self, counts: Counts, error_weight: float) -> float:
         centres = midpoints(self._range, self.bins)
         if counts @ centres <= 0:
+            self._guarded["mean_not_positive"] += 1
             return self._threshold
         reference = self._threshold
         for _ in range(MOST_PASSES):
@@ -163,7 +180,9 @@ class ExpectedErrorThreshold(HistogramThreshold):
             reference = float(candidates[best])
             if 0 < best < 19:
                 break
-        return min(max(reference, THRESHOLDS[0] * self._range), THRESHOLDS[1] * self._range)
+        else:
+            self._guarded["passes_ended"] += 1
+        return self._within(reference, (THRESHOLDS[0] * self._range, THRESHOLDS[1] * self._range), "threshold_bounded")
 
     def _next_range(self, counts: Counts) -> float:
         total = counts.sum()

@@ -108,6 +108,7 @@ def summary(*, finished: bool) -> Shape:
             **dict.fromkeys(_NUMBERS, maybe(NUMBER)),
             "test_accuracy": accuracy,
             "test_accuracy_by_class": maybe(list_of(maybe(NUMBER))),
+            "threshold_guards": entries({}, others=WHOLE),
             "steps": WHOLE,
             "seed": WHOLE,
             "private": SWITCH,

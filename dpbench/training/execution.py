@@ -386,7 +386,7 @@ class Execution:
         """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
         config, ledger = self.config, self.keeper.made(training.ledger)
         last = training.metrics[-1] if training.metrics else None
-        multiplier = training.parts.step.noise_multiplier
+        multiplier, guarded = training.parts.step.noise_multiplier, training.parts.step.threshold.guarded()
         best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
         return {
             "test_accuracy": {
@@ -398,6 +398,7 @@ class Execution:
             "test_loss": last.test_loss if last else None,
             "gradient_norm": last.gradient_norm if last else None,
             **(last.more if last else {}),
+            **({"threshold_guards": guarded} if guarded else {}),
             "eps": ledger.epsilon(),
             "target_eps": config.eps,
             "delta": config.delta_value,
