@@ -51,8 +51,8 @@ def test_cost_of_tuning_is_that_of_its_theorem(printed):
     assert not any("search" in name for name in rows)
     plan = composed(*SMALL).release_plan()
     delta = composed(*SMALL).delta_value
-    each = RandomStopping.over(4).per_run(8.0, delta)
-    wanted = calibrate(plan, each.run_eps, each.run_delta, "rdp").noise_multiplier
+    eps, of_one = RandomStopping.over(4).per_run(8.0, delta)
+    wanted = calibrate(plan, eps, of_one, "rdp").noise_multiplier
     stopping = next(cells for name, cells in rows.items() if name.startswith("random stopping"))
     assert float(stopping[1]) == pytest.approx(wanted, rel=1e-3)
     none, everything = float(rows["no tuning"][1]), float(rows["all 4 results published"][1])

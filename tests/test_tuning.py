@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from itertools import product
 
 import dp_accounting
@@ -72,29 +73,32 @@ def test_noise_multipliers_of_dc_sgd_with_tuning_charged(row):
     for cell, candidates in zip(cells[:5], (1, *GRID), strict=False):
         check(cell, eps, delta, candidates * steps, default)
     for cell, candidates in zip(cells[5:], GRID, strict=False):
-        run = RandomStopping.over(candidates).per_run(eps, delta)
+        run_eps, run_delta = RandomStopping.over(candidates).per_run(eps, delta)
         printed = cell.rstrip(")").split("(")
         for digits, orders in zip(printed, (default, MORE_ORDERS), strict=False):
-            check(digits, run.run_eps, run.run_delta, steps, orders)
+            check(digits, run_eps, run_delta, steps, orders)
 
 
 def test_budget_of_a_run_under_random_stopping():
     # dc_sgd.md, T22
-    run = RandomStopping.over(10).per_run(2.0, 1 / 60_000)
-    assert run.run_delta == pytest.approx(1.82e-17, rel=0.003)
-    assert run.run_eps == pytest.approx(0.6667, abs=5e-5)
-    assert run.most_runs == math.ceil(20 * math.log(1e20)) == 922
-    assert run.expected_runs == pytest.approx(20, rel=1e-12)
+    scheme = RandomStopping.over(10)
+    run_eps, run_delta = scheme.per_run(2.0, 1 / 60_000)
+    assert run_delta == pytest.approx(1.82e-17, rel=0.003)
+    assert run_eps == pytest.approx(0.6667, abs=5e-5)
+    assert scheme.most_runs == math.ceil(20 * math.log(1e20)) == 922
+    assert scheme.expected_runs == pytest.approx(20, rel=1e-12)
+
+
+def of_the_search(scheme, run_eps, run_delta):
+    """dc_sgd, Table II."""
+    root = 3 * math.sqrt(2 * run_delta)
+    return 3 * run_eps + root, root * scheme.most_runs + scheme.cap_delta
 
 
 @pytest.mark.parametrize("candidates", [1, 9, 90])
 def test_random_stopping_and_back(candidates):
     scheme = RandomStopping.over(candidates)
-    run = scheme.per_run(4.0, 1e-5)
-    total = scheme.cost(run.run_eps, run.run_delta)
-    assert (total.eps, total.delta) == pytest.approx((4.0, 1e-5), rel=1e-12)
-    assert total.run_eps == run.run_eps
-    assert total.most_runs == run.most_runs
+    assert of_the_search(scheme, *scheme.per_run(4.0, 1e-5)) == pytest.approx((4.0, 1e-5), rel=1e-12)
 
 
 def test_the_cap_shortens_random_stopping():
@@ -202,15 +206,13 @@ def test_random_runs_against_dp_accounting(mean, shape):
     scheme = PoissonRuns(mean) if math.isinf(shape) else TruncatedNegativeBinomial(mean, shape)
     selected = RepeatAndSelectDpEvent(training, mean, shape)
     reference = RdpAccountant(orders=orders).compose(selected)
-    cost = scheme.cost(single, 1e-6)
+    found = scheme.eps(single, 1e-6)
     expected = reference.get_epsilon(1e-6)
     if math.isinf(shape):  # the reference leaves out the event of no training
-        assert expected <= cost.eps <= expected + math.exp(-mean)
+        assert expected <= found <= expected + math.exp(-mean)
     else:
-        assert cost.eps == pytest.approx(expected, rel=1e-6)
-    assert cost.run_eps == pytest.approx(single.eps(1e-6))
-    assert cost.eps > cost.run_eps
-    assert (cost.expected_runs, cost.most_runs) == (mean, math.inf)
+        assert found == pytest.approx(expected, rel=1e-6)
+    assert found > single.eps(1e-6)
 
 
 @pytest.mark.parametrize("candidates", [2, 10])
@@ -229,10 +231,10 @@ def test_random_stopping_bounds_the_exact_law(candidates):
         for run_delta in (0.0, 1e-9):
             # A fourth outcome, the best of all, that only one neighbour has, with probability run_delta.
             spoiled = np.append(one * (1 - run_delta), run_delta)
-            total = scheme.cost(run_eps, run_delta)
+            eps, most = of_the_search(scheme, run_eps, run_delta)
             outcomes = [published(p, lambda x: float(law @ x**k)) for p in (spoiled, np.append(two, 0.0))]
-            assert delta(*outcomes, total.eps) <= total.delta
-            doubled = max(doubled, delta(*outcomes, 1.5 * run_eps) / total.delta)
+            assert delta(*outcomes, eps) <= most
+            doubled = max(doubled, delta(*outcomes, 1.5 * run_eps) / most)
     assert doubled > 1  # 1.5 eps would not do
 
 
@@ -271,6 +273,7 @@ def test_the_eps_of_a_run_in_a_search_is_that_of_the_search(overrides):
     # Grouping unequal releases charges up to 1 % more.
     assert 3 * (1 - 0.0102) <= spent <= 3 * (1 + 1e-6)
     assert found.search == (8.0, pytest.approx(3, rel=1e-3))
+    assert replace(found, seconds=0.0) == budget(config)  # which was kept
     assert found.eps < 2.5  # of the run alone
     assert found.noise_multiplier > budget(composed(*overrides, "dataset=digits", "eps=3")).noise_multiplier
 

@@ -234,10 +234,10 @@ def _searched(config: RunConfig) -> float:
 
 
 def _stopping(config: RunConfig, grid: int) -> float:
-    each = RandomStopping.over(grid).per_run(config.eps, config.delta_value)
+    eps, delta = RandomStopping.over(grid).per_run(config.eps, config.delta_value)
     accountant = "gdp" if config.privacy.scheme.passes else "rdp"
-    return calibrate(config.release_plan(), each.run_eps, each.run_delta, accountant).noise_multiplier
+    return calibrate(config.release_plan(), eps, delta, accountant).noise_multiplier
 
 
 def _selected(config: RunConfig, runs: TruncatedNegativeBinomial | PoissonRuns) -> float:
-    return calibrate_search(config.release_plan(), config.eps, config.delta_value, runs)[0]
+    return calibrate_search(config.release_plan(), config.eps, config.delta_value, runs).noise_multiplier

@@ -158,8 +158,7 @@ def noise_multipliers(artefact: Artefact) -> Computed:
         steps, eps, delta = int(settings["epochs"]) * math.ceil(samples / BATCH), float(settings["eps"]), 1 / samples
         candidates = int(settings["candidates"])
         if settings["tuning"] == "stopping":
-            run = RandomStopping.over(candidates).per_run(eps, delta)
-            eps, delta = run.run_eps, run.run_delta
+            eps, delta = RandomStopping.over(candidates).per_run(eps, delta)
         else:
             steps *= candidates
         return _multiplier(BATCH / samples, steps, eps, delta, more_orders=cell.at["orders"] == "to 512")

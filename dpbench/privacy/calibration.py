@@ -26,7 +26,7 @@ class Calibration:
 
     Attributes:
         noise_multiplier: z; the plan scaled by it spends `eps`.
-        eps: spent by the scaled plan, at most the target.
+        eps: spent by the scaled plan, or by a search of such runs, at most the target.
         seconds: time it took; 0 when it was read from the cache.
     """
 

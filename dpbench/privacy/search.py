@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,10 +11,10 @@ from importlib.metadata import version
 from dpbench import cache
 from dpbench.errors import UserError
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_curve, renyi_curve
-from dpbench.privacy.calibration import TOLERANCE, solve, why_unreached
+from dpbench.privacy.calibration import TOLERANCE, Calibration, solve, why_unreached
 from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
-from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBinomial, TuningCost
+from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBinomial
 
 
 def search_of(expected_runs: float) -> RandomRuns:
@@ -25,12 +26,12 @@ def search_of(expected_runs: float) -> RandomRuns:
     return TruncatedNegativeBinomial(expected_runs, shape=0.0)
 
 
-def search_cost(plan: Plan, delta: float, search: RandomRuns) -> TuningCost:
-    """What a search costs, each of whose runs makes the releases of a plan with its final noise multipliers."""
-    return search.cost(renyi_curve(plan, delta), delta)
+def search_cost(plan: Plan, delta: float, search: RandomRuns) -> float:
+    """Eps of a search, each of whose runs makes the releases of a plan with its final noise multipliers."""
+    return search.eps(renyi_curve(plan, delta), delta)
 
 
-def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> tuple[float, float]:
+def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> Calibration:
     """The smallest noise multiplier z of each run, with which the search spends at most eps; cached on disk.
 
     Every run of the search has to make the releases of this plan, at this z or a larger one: its cost follows from one
@@ -44,20 +45,21 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
         search: how many runs, and how their number is drawn.
 
     Returns:
-        z, and what the search spends with it.
+        z, and eps of the search with it.
 
     Raises:
         UserError: no multiplier reaches it, which is so where choosing alone costs more.
     """
     known = calibrated_search(plan, eps, delta, search)
     # It may be by another version's arithmetic.
-    if known is not None and (total := search_cost(plan.scaled(known), delta, search).eps) <= eps:
-        return known, total
+    if known is not None and (total := search_cost(plan.scaled(known), delta, search)) <= eps:
+        return Calibration(known, total, 0.0)
+    start = time.perf_counter()
 
     def spent(multiplier: float, curve: Callable[[Plan, float], RenyiCurve]) -> float:
-        return search.cost(curve(plan.scaled(max(multiplier, SMALLEST_MULTIPLIER)), delta), delta).eps
+        return search.eps(curve(plan.scaled(max(multiplier, SMALLEST_MULTIPLIER)), delta), delta)
 
-    choosing = search_cost(replace(plan, runs=()), delta, search).eps
+    choosing = search_cost(replace(plan, runs=()), delta, search)
     if eps <= choosing:
         raise UserError(
             f"expected more than {choosing:.4g}, which choosing among runs costs alone", field="eps", value=eps
@@ -67,7 +69,7 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
         find = partial(spent, curve=curve)
         multiplier, total = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
     cache.write("search", _key(plan, eps, delta, search), multiplier)
-    return multiplier, total
+    return Calibration(multiplier, total, time.perf_counter() - start)
 
 
 def calibrated_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -> float | None:

@@ -17,7 +17,7 @@ that of every candidate; those of candidates that make other releases cross, tho
 noise multiplier for a total budget:
 
 * `RandomStopping`: calibrate one training to `per_run(eps, delta)`, by any accountant.
-* the others: solve ``scheme.cost(curve(multiplier), delta).eps = eps`` for the multiplier; it falls as that grows.
+* the others: solve ``scheme.eps(curve(multiplier), delta) = eps`` for the multiplier; it falls as that grows.
 """
 
 from __future__ import annotations
@@ -32,27 +32,6 @@ import numpy as np
 from typing_extensions import override
 
 from dpbench.errors import UserError, require
-
-
-@dataclass(frozen=True)
-class TuningCost:
-    """Privacy and work of a search.
-
-    Attributes:
-        eps: of the whole search.
-        delta: of the whole search.
-        run_eps: of a single training, at `run_delta`.
-        run_delta: of a single training; that of the whole search where the scheme does not fix one.
-        expected_runs: mean number of trainings.
-        most_runs: largest number of trainings; inf where there is no limit.
-    """
-
-    eps: float
-    delta: float
-    run_eps: float
-    run_delta: float
-    expected_runs: float
-    most_runs: float
 
 
 @dataclass(frozen=True)
@@ -148,16 +127,8 @@ class RandomStopping:
         """Mean number of trainings, 1/gamma less what the cap cuts off."""
         return -math.expm1(self.most_runs * math.log1p(-self.gamma)) / self.gamma
 
-    def cost(self, run_eps: float, run_delta: float) -> TuningCost:
-        """The search, from the guarantee of one training."""
-        require(run_eps >= 0, "eps", run_eps, "a number >= 0")
-        require(0 <= run_delta < 1, "delta", run_delta, "a number in [0, 1)")
-        root = 3 * math.sqrt(2 * run_delta)
-        delta = min(root * self.most_runs + self.cap_delta, 1.0)
-        return TuningCost(3 * run_eps + root, delta, run_eps, run_delta, self.expected_runs, self.most_runs)
-
-    def per_run(self, eps: float, delta: float) -> TuningCost:
-        """The largest guarantee of one training with which the search is (eps, delta)-private; inverse of `cost`.
+    def per_run(self, eps: float, delta: float) -> tuple[float, float]:
+        """The largest (eps_1, delta_1) of one training with which the search is (eps, delta)-private.
 
         Raises:
             UserError: delta is at most `cap_delta`, or eps is used up by delta.
@@ -168,7 +139,7 @@ class RandomStopping:
             raise UserError(
                 f"expected more than {root:g}, which tuning at this delta costs alone", field="eps", value=eps
             )
-        return TuningCost(eps, delta, (eps - root) / 3, (root / 3) ** 2 / 2, self.expected_runs, self.most_runs)
+        return (eps - root) / 3, (root / 3) ** 2 / 2
 
 
 @dataclass(frozen=True)
@@ -190,9 +161,9 @@ class RandomRuns:
         """Divergence of the search at an order > 1, where one training has `value`."""
         raise NotImplementedError
 
-    def cost(self, single: RenyiCurve, delta: float) -> TuningCost:
-        """The search at delta, from the Rényi curve of one training."""
-        return TuningCost(self.curve(single).eps(delta), delta, single.eps(delta), delta, self.mean, math.inf)
+    def eps(self, single: RenyiCurve, delta: float) -> float:
+        """Eps of the search at delta, from the Rényi curve of one training."""
+        return self.curve(single).eps(delta)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
-from dpbench.privacy import Ledger, calibrate, calibrated, epsilon
+from dpbench.privacy import Calibration, Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
@@ -115,7 +114,7 @@ def search_eps(config: RunConfig, found: Budget, multiplier: float) -> float | N
     runs, spent = found.search
     if multiplier == found.noise_multiplier:
         return spent
-    return search_cost(config.release_plan().scaled(multiplier), config.delta_value, search_of(runs)).eps
+    return search_cost(config.release_plan().scaled(multiplier), config.delta_value, search_of(runs))
 
 
 def _require_within(config: RunConfig, given: float, spent: float, where: str) -> None:
@@ -130,15 +129,13 @@ def _require_within(config: RunConfig, given: float, spent: float, where: str) -
 def _searched(config: RunConfig, expected_runs: float, given: float | None) -> Budget:
     """Of one run of a search: eps is what the search may spend, of which the run itself spends less."""
     plan, search, delta = config.release_plan(), search_of(expected_runs), config.delta_value
-    start = time.perf_counter()
     if given is None:
-        multiplier, total = calibrate_search(plan, config.eps, delta, search)
+        found = calibrate_search(plan, config.eps, delta, search)
     else:
-        multiplier, total = given, search_cost(plan.scaled(given), delta, search).eps
-        _require_within(config, given, total, f"in a search with {expected_runs:g} runs expected")
-    return Budget(
-        multiplier, _spent(config, multiplier), search=(expected_runs, total), seconds=time.perf_counter() - start
-    )
+        found = Calibration(given, search_cost(plan.scaled(given), delta, search), 0.0)
+        _require_within(config, given, found.eps, f"in a search with {expected_runs:g} runs expected")
+    multiplier = found.noise_multiplier
+    return Budget(multiplier, _spent(config, multiplier), search=(expected_runs, found.eps), seconds=found.seconds)
 
 
 def _published(config: RunConfig, name: str) -> Budget:
