@@ -18,12 +18,11 @@ from dpbench.console import make_console, new_table
 from dpbench.errors import UserError, require
 from dpbench.privacy import SCHEMES, calibrate, epsilon
 from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
-from dpbench.privacy.guarantee import statement
 from dpbench.privacy.plan import Repeat
 from dpbench.privacy.sampling import POISSON
 from dpbench.privacy.search import calibrate_search
 from dpbench.privacy.tuning import PoissonRuns, RandomStopping, TruncatedNegativeBinomial
-from dpbench.training.budget import OverspentError, budget
+from dpbench.training.budget import OverspentError, budget, guarantee_of
 from dpbench.training.calibrating import calibrating
 from dpbench.wording import NOTHING, number_of
 
@@ -114,21 +113,8 @@ def _print_guarantees(jobs: list[Job], columns: list[str], console: Console) -> 
         except OverspentError as refusal:  # it was asked what it spends, and told
             console.print(f"\n{name}: a run of it is refused. {refusal}")
             continue
-        plan = job.config.release_plan().scaled(found.noise_multiplier)
-        text = statement(
-            plan,
-            eps=found.eps,
-            delta=job.config.delta_value,
-            accountant=job.config.privacy.valid_accountant,
-            size=job.config.dataset.train_size,
-            published=found.published_eps,
-            search=found.search,
-            uncertified=job.config.uncertified,
-        )
-        if found.unmet:
-            text += f" Nor are all conditions met that the proof of that rule needs: {'; '.join(found.unmet)}."
         given = job.config.privacy.noise_multiplier is not None
-        head, _, rest = text.partition(". ")
+        head, _, rest = guarantee_of(job.config, found).partition(". ")
         shown = name if given and len(jobs) == 1 else f"{name} (noise multiplier {found.noise_multiplier:.4f})"
         following.setdefault(rest, []).append(f"{shown}: {head.removesuffix('.')}.")
     for rest, heads in following.items():

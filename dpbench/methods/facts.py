@@ -16,9 +16,8 @@ from dpbench.config import Job, conf_folder
 from dpbench.config.compose import REFERENCE
 from dpbench.config.own import contracts
 from dpbench.errors import show
-from dpbench.privacy.guarantee import statement
 from dpbench.training.assemble import assemble
-from dpbench.training.budget import budget, open_ledger
+from dpbench.training.budget import budget, guarantee_of, open_ledger
 
 STAGES = ("query", "clip", "threshold", "noise", "filter", "optim")
 NOT_A_STAGE = {"algo", "dataset", "model", "tracker"}
@@ -107,18 +106,7 @@ def _split(kind: type) -> tuple[str, dict[str, str]]:
 
 def guarantee(job: Job) -> str:
     """What the run with the default settings promises, in words."""
-    config = job.config
-    found = budget(config)
-    return statement(
-        config.release_plan().scaled(found.noise_multiplier),
-        eps=found.eps,
-        delta=config.delta_value,
-        accountant=config.privacy.valid_accountant,
-        size=config.dataset.train_size,
-        published=found.published_eps,
-        search=found.search,
-        uncertified=config.uncertified,
-    )
+    return guarantee_of(job.config, budget(job.config))
 
 
 def memory(job: Job) -> dict[str, float]:

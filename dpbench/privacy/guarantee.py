@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.sampling import Scheme
@@ -68,21 +68,29 @@ def promise(
     )
 
 
-def difference(published: float) -> str:
-    """What it means that the noise was set by a publication's rule, which states another eps."""
+def circumstances(search: tuple[float, float] | None, published: float | None, unmet: Sequence[str] = ()) -> str:
+    """What else it means that the run is of a search, or that its noise was set by a publication's rule.
+
+    Args:
+        search: see `statement`.
+        published: see `statement`.
+        unmet: see `statement`.
+
+    Returns:
+        Sentences that follow a promise, a space before them; nothing where it is neither.
+    """
+    if search is not None:
+        return f" {_of_search(*search)}"
+    if published is None:
+        return ""
+    conditions = f" Nor are all conditions met that the proof of that rule needs: {'; '.join(unmet)}." if unmet else ""
     return (
-        f"Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
-        "cover how the batches are drawn or how much noise is added."
+        f" Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
+        f"cover how the batches are drawn or how much noise is added.{conditions}"
     )
 
 
-def of_search(runs: float, eps: float) -> str:
-    """What it means that the run is the best of a random search.
-
-    Args:
-        runs: expected number of runs.
-        eps: of the search.
-    """
+def _of_search(runs: float, eps: float) -> str:
     return (
         f"As the best of a random search, of a number of runs drawn from the logarithmic distribution of mean {runs:g} "
         "and each with settings drawn anew among those that leave the releases as they are, its publication as a whole "
@@ -99,6 +107,7 @@ def statement(
     accountant: str,
     size: int,
     published: float | None,
+    unmet: Sequence[str] = (),
     search: tuple[float, float] | None = None,
     uncertified: str | None = None,
 ) -> str:
@@ -110,7 +119,8 @@ def statement(
         delta: of the guarantee.
         accountant: that found eps.
         size: training samples N.
-        published: eps that a publication's rule states for the same run; None without one.
+        published: eps that a publication's rule states for the same run, which set its noise; None without one.
+        unmet: conditions that the rule's proof needs and that the run does not meet, in words.
         search: expected number of runs and eps of the search that it is the best of; None where it is of none.
         uncertified: what no proof covers; None for nothing.
     """
@@ -128,7 +138,5 @@ def statement(
     )
     if math.isinf(eps):
         return promised
-    if search is not None:
-        return f"{promised} {of_search(*search)} Not counted: {UNCOUNTED}"
-    differs = "" if published is None else f" {difference(published)}"
-    return f"{promised} {NOT_COUNTED}{differs}"
+    more = circumstances(search, published, unmet)
+    return f"{promised} {NOT_COUNTED}{more}" if search is None else f"{promised}{more} Not counted: {UNCOUNTED}"

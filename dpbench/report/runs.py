@@ -13,7 +13,7 @@ from typing import Any
 from dpbench.claims.schema import METRICS
 from dpbench.config.identity import BESIDE, NOT_IDENTITY, changes_nothing
 from dpbench.errors import show
-from dpbench.privacy.guarantee import ACCOUNTS, difference, of_search, promise
+from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise
 from dpbench.privacy.sampling import SCHEMES
 from dpbench.report.run_curve import Points
 from dpbench.tracking.reading import releases_in
@@ -181,10 +181,9 @@ class Configuration:
         )
         if self.config.get("record_coordinates"):
             text += " It does not hold for gradients.npz in the record, which has gradients without noise."
-        published, search = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
-        if search is not None:
-            return f"{text} {of_search(float(self.config['privacy']['search_runs']), float(search))}"
-        return text if published is None else f"{text} {difference(float(published))}"
+        published, spent = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
+        search = None if spent is None else (float(self.config["privacy"]["search_runs"]), float(spent))
+        return text + circumstances(search, None if published is None else float(published))
 
     @property
     def score(self) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Calibration, Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
+from dpbench.privacy.guarantee import statement
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
 from dpbench.wording import number_of
@@ -149,6 +150,21 @@ def _published(config: RunConfig, name: str) -> Budget:
 def _spent(config: RunConfig, multiplier: float) -> float:
     plan = config.release_plan().scaled(multiplier)
     return epsilon(plan, config.delta_value, config.privacy.valid_accountant, eps_scale=config.eps)
+
+
+def guarantee_of(config: RunConfig, found: Budget) -> str:
+    """What the run promises within its budget, in words."""
+    return statement(
+        config.release_plan().scaled(found.noise_multiplier),
+        eps=found.eps,
+        delta=config.delta_value,
+        accountant=config.privacy.valid_accountant,
+        size=config.dataset.train_size,
+        published=found.published_eps,
+        unmet=found.unmet,
+        search=found.search,
+        uncertified=config.uncertified,
+    )
 
 
 def open_ledger(config: RunConfig, multiplier: float, published_eps: float | None = None) -> Ledger:
