@@ -96,7 +96,7 @@ def test_less_noise_reaches_the_parameters_by_the_printed_factor(name, steps, ra
 def test_the_tiny_case_of_the_specification():
     """U9: b = (1, 2, 4, 8)."""
     b, alpha = np.array([1, 2, 4, 8]), scales(Rates([1, 1 / 2, 1 / 4, 1 / 8]), 4)
-    adp, dp = (AdpTheorem(tuple(factors), 1000, 10, 1e-5).sigma(1.0, 1.0) for factors in (alpha, np.ones(4)))
+    adp, dp = (AdpTheorem(tuple(factors), 1000, 10, 1e-5).noise_multiplier(1.0) / 10 for factors in (alpha, np.ones(4)))
     assert (adp, dp) == pytest.approx((0.249683, 0.364686), abs=6e-7)
     assert adp * alpha == pytest.approx([0.249683, 0.353106, 0.499367, 0.706212], abs=6e-7)
     assert adp * alpha / b == pytest.approx([0.249683, 0.176553, 0.124842, 0.088276], abs=6e-7)
@@ -117,7 +117,10 @@ def test_the_tiny_case_of_the_specification():
 )
 def test_noise_in_the_parameters_has_the_printed_ends(steps, printed):
     eta, alpha = rates(InverseSqrt(), steps), scales(InverseSqrt(), steps)
-    adp, dp = (AdpTheorem(tuple(factors), 50_000, 256, 1e-5).sigma(16.0, 1.0) for factors in (alpha, np.ones(steps)))
+    adp, dp = (
+        AdpTheorem(tuple(factors), 50_000, 256, 1e-5).noise_multiplier(16.0) / 256
+        for factors in (alpha, np.ones(steps))
+    )
     ends = [*(eta * alpha * adp)[[0, -1]], *(eta * dp)[[0, -1]]]
     assert ends == pytest.approx(printed, rel=1.3e-5)
     if steps == 23_520:  # figure 1: C_G = 2.5, eps_bar = 3.2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,28 +20,12 @@ from dpbench.privacy.closed_forms import gaussian_delta
 CONSTANT = 16.0  # the paper's C_eps
 
 
-@dataclass(frozen=True)
-class Condition:
-    """One side condition of the theorem; it holds where value <= limit.
+class _Condition(NamedTuple):
+    """What is asked, in a line, and both sides of it; it holds where value <= limit."""
 
-    Attributes:
-        name: short name, for looking it up.
-        statement: what is asked, in a line.
-        value: left side at the setting.
-        limit: right side.
-        needed: whether the proof needs it; if not, the paper asks for it but needed ones imply what it is used for.
-    """
-
-    name: str
     statement: str
     value: float
     limit: float
-    needed: bool
-
-    @property
-    def holds(self) -> bool:
-        """Whether the condition is met."""
-        return self.value <= self.limit
 
 
 @dataclass(frozen=True)
@@ -61,32 +46,25 @@ class AdpTheorem:
         samples: n.
         batch_size: m.
         delta: of the whole run, in (0, 1).
-        batch_in_log: B as above (Theorem C.1), or with m = 1 there though batches are larger, as in the main text;
-            the latter is no theorem for m > 1, see `conditions`.
     """
 
     factors: tuple[float, ...]
     samples: int
     batch_size: int
     delta: float
-    batch_in_log: bool = True
 
     def __post_init__(self) -> None:
         require(len(self.factors) > 0, "factors", "()", "one factor for each step, at least one")
         require(min(self.factors) > 0, "factors", min(self.factors), "numbers > 0")
         require(self.samples >= 1, "samples", self.samples, "an integer >= 1")
         require(1 <= self.batch_size <= self.samples, "batch_size", self.batch_size, f"1..{self.samples}")
-        most = min(1.0, 12.5 * self._log_batch * len(self.factors) / self.samples)
+        most = min(1.0, 12.5 * self.batch_size * len(self.factors) / self.samples)
         require(0 < self.delta < most, "delta", self.delta, f"a number in (0, {most:g})")
 
     @property
-    def _log_batch(self) -> int:
-        return self.batch_size if self.batch_in_log else 1
-
-    @property
     def log_factor(self) -> float:
-        """B, written B_delta in the paper."""
-        passes = len(self.factors) * self._log_batch / self.samples
+        """B, written B_delta in the paper, whose main text has m = 1 in it for larger batches too: no theorem."""
+        passes = len(self.factors) * self.batch_size / self.samples
         return math.log(16 * passes / self.delta) * math.log(1.25 / self.delta)
 
     @cached_property
@@ -104,18 +82,8 @@ class AdpTheorem:
         """K = sqrt(B sum 1/alpha^2)/n, so that sigma = G K / (eps/16)."""
         return math.sqrt(self.log_factor * self.inverse_squares()) / self.samples
 
-    def sigma(self, eps: float, clip_norm: float) -> float:
-        """Standard deviation for eps, in units of the mean gradient, before the factor alpha_t.
-
-        Args:
-            eps: total, > 0; 16 times the paper's normalised budget.
-            clip_norm: G > 0.
-        """
-        require(clip_norm > 0, "clip_norm", clip_norm, "a number > 0")
-        return clip_norm / self.batch_size * self.noise_multiplier(eps)
-
     def noise_multiplier(self, eps: float) -> float:
-        """Noise multiplier z for eps, which step t multiplies by alpha_t."""
+        """Noise multiplier z for eps > 0, 16 times the paper's normalised budget; step t multiplies it by alpha_t."""
         require(eps > 0, "eps", eps, "a number > 0")
         return CONSTANT * self.batch_size * self.constant / eps
 
@@ -142,52 +110,36 @@ class AdpTheorem:
         smallest = min(self.factors) * self.noise_multiplier(eps)
         return 2 * math.sqrt(2 * math.log(1.25 / self.step_delta)) / smallest
 
-    def conditions(self, eps: float) -> tuple[Condition, ...]:
-        """The side conditions at a total eps, in the order of the proof.
+    def unmet(self, eps: float) -> tuple[str, ...]:
+        """The conditions of the proof that are not met at a total eps, in words; none where eps is a guarantee.
 
-        `step_eps` is how the paper states the first one (with its misprint corrected: the square root of
+        The paper asks for a largest eps of a step of at most 1 (with its misprint corrected: the square root of
         n^2 eps^2 log(1.25/delta_0) / (32 m^2 B alpha_t^2 sum 1/alpha^2) is the eps of step t). It is used twice, for
-        the classical Gaussian bound and for exp(x) - 1 <= 2x; `gaussian` and `doubling` check just that, and hold a
-        little further.
+        the classical Gaussian bound and for exp(x) - 1 <= 2x; here just that is asked for, which holds a little
+        further.
         """
         step = self.largest_step_eps(eps)
-        classical = math.sqrt(2 * math.log(1.25 / self.step_delta))
-        step_log, slack_log = math.log(1.25 / self.step_delta), math.log(1.25 / self.delta)
-        return (
-            Condition("step_eps", "each step's eps before subsampling is at most 1", step, 1.0, needed=False),
-            Condition(
-                "gaussian",
+        step_log = math.log(1.25 / self.step_delta)
+        conditions = (
+            _Condition(
                 "the exact delta of a step at its largest eps before subsampling is at most delta_0",
-                gaussian_delta(step, step / classical),
+                gaussian_delta(step, step / math.sqrt(2 * step_log)),
                 self.step_delta,
-                needed=True,
             ),
-            Condition(
-                "doubling",
+            _Condition(
                 "(exp(x) - 1)/x <= 2 at the largest eps x of a step before subsampling",
                 math.expm1(step) / step if step < 700 else math.inf,  # beyond, no float
                 2.0,
-                needed=True,
             ),
-            Condition(
-                "batch", "a batch is at most half of the samples", self.batch_size, self.samples / 2, needed=True
-            ),
-            Condition(
-                "composition",
+            _Condition("a batch is at most half of the samples", self.batch_size, self.samples / 2),
+            _Condition(
                 "eps^2 log(1.25/delta_0) <= 8 B log(1.25/delta): the second term of the composition is the smaller",
                 eps * eps * step_log,
-                8 * self.log_factor * slack_log,
-                needed=True,
-            ),
-            Condition(
-                "log_factor",
-                "log(1.25/delta_0) log(1.25/delta) <= B; fails where B leaves out the batch size",
-                step_log * slack_log,
-                self.log_factor,
-                needed=True,
+                8 * self.log_factor * math.log(1.25 / self.delta),
             ),
         )
-
-    def certified(self, eps: float) -> bool:
-        """Whether every condition that the proof needs holds, so that eps is a guarantee."""
-        return all(condition.holds for condition in self.conditions(eps) if condition.needed)
+        return tuple(
+            f"{one.statement} (here {one.value:.3g}, limit {one.limit:.3g})"
+            for one in conditions
+            if not one.value <= one.limit
+        )

@@ -61,10 +61,6 @@ RULES = {
     "adp_theorem": Rule(
         lambda setting, eps: _theorem(setting).noise_multiplier(eps),
         lambda setting, z: _theorem(setting).spent(z),
-        lambda setting, eps: tuple(
-            f"{condition.statement} (here {condition.value:.3g}, limit {condition.limit:.3g})"
-            for condition in _theorem(setting).conditions(eps)
-            if condition.needed and not condition.holds
-        ),
+        lambda setting, eps: _theorem(setting).unmet(eps),
     ),
 }
