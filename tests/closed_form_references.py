@@ -7,7 +7,7 @@ deviation, so mu = 1/z for noise multiplier z.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import scipy
@@ -35,6 +35,26 @@ def classical_eps(mu: float, delta: float) -> ClassicalGaussian:
     return ClassicalGaussian(eps, eps < 1)
 
 
+def gaussian_eps(mu: float, delta: float) -> float:
+    """Smallest eps >= 0 at which the Gaussian mechanism is (eps, delta)-private: inverse of `gaussian_delta` in eps.
+
+    Exact up to rounding, about 11 digits; not rounded upwards.
+
+    Args:
+        mu: sensitivity over standard deviation, finite, >= 0.
+        delta: in (0, 1).
+    """
+    target = math.log(delta)
+    if gaussian_log_delta(0.0, mu) <= target:
+        return 0.0
+    # There x = sqrt(2 log(1/delta)), and delta is at most the tail beyond x, which is below exp(-x^2/2).
+    enough = mu * (mu / 2 + math.sqrt(-2 * target))
+    # Above 1e12, where x is lost to rounding, it differs from the root by less than that.
+    if mu > 1e12:
+        return enough
+    return _root(lambda eps: gaussian_log_delta(eps, mu) - target, 0.0, enough)
+
+
 def gaussian_mu(eps: float, delta: float) -> float:
     """Largest mu at which the Gaussian mechanism is (eps, delta)-private: inverse of `gaussian_delta` in mu.
 
@@ -48,7 +68,11 @@ def gaussian_mu(eps: float, delta: float) -> float:
     low = high = 2 * eps / (tail + math.sqrt(tail * tail + 2 * eps))  # the inequality in gaussian_eps, solved for mu
     while gaussian_log_delta(eps, high) < target:
         low, high = high, 2 * high
-    excess = lambda mu: gaussian_log_delta(eps, mu) - target  # noqa: E731
+    return _root(lambda mu: gaussian_log_delta(eps, mu) - target, low, high)
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """To the last digits, by the smallest relative tolerance that brentq takes."""
     return float(scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=4 * 2.0**-52, maxiter=1000))
 
 

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import dp_accounting
 import numpy as np
 import pytest
-from closed_form_references import composed_mu
+from closed_form_references import composed_mu, gaussian_eps
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
@@ -18,7 +18,7 @@ from scipy.special import gammaln, logsumexp
 
 from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, accountants, calibrate, epsilon
 from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
-from dpbench.privacy.closed_forms import gaussian_delta, gaussian_eps
+from dpbench.privacy.closed_forms import gaussian_delta
 from dpbench.privacy.correlation import BandedSquareRoot, Tree
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
 from dpbench.tracking.reading import releases_in

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from cli import CONF
+from closed_form_references import gaussian_eps
 from helpers import assembled, composed
 from hydra.core.global_hydra import GlobalHydra
 from mutants import (
@@ -52,7 +53,6 @@ from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
 from dpbench.filters import Exponential
 from dpbench.privacy import Ledger
-from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.gaussian import SecureGaussian, SeededGaussian
 from dpbench.privacy.sampling import PoissonSampler
 from dpbench.privacy.uniform import SecureUniform, SeededUniform

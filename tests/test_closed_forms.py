@@ -12,6 +12,7 @@ from closed_form_references import (
     classical_eps,
     composed_heterogeneously,
     composed_mu,
+    gaussian_eps,
     gaussian_mu,
     subsampled,
     subsampled_as_stated,
@@ -21,8 +22,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
 from dpbench.errors import UserError
+from dpbench.privacy.accountants import gaussian_epsilon
 from dpbench.privacy.adp_theorem import AdpTheorem
-from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_delta, gaussian_eps, gaussian_log_delta
+from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_delta, gaussian_log_delta
 
 # The Gaussian mechanism
 
@@ -72,6 +74,14 @@ def test_exact_gaussian_at_its_ends():
     assert gaussian_mu(0.0, 1e-30) == pytest.approx(1e-30 * math.sqrt(2 * math.pi), rel=1e-12)
     assert gaussian_eps(1e-6, 0.1) == 0.0
     assert gaussian_eps(0.0, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("delta", [1e-30, 1e-5, 0.5])
+def test_the_program_takes_the_exact_eps_wherever_something_is_private(delta):
+    for mu in 10.0 ** np.arange(-8, 7):
+        assert gaussian_epsilon(1 / mu, delta) == pytest.approx(gaussian_eps(mu, delta), rel=1e-8, abs=1e-11)
+    assert gaussian_epsilon(9e-7, delta) == math.inf
+    assert gaussian_epsilon(math.inf, delta) == 0
 
 
 @pytest.mark.parametrize("mu", [1e8, 9e11, 1.1e12, 1e86])
@@ -441,8 +451,6 @@ def test_replacing_a_sample_costs_what_half_the_multiplier_does():
 
 
 def test_bad_input():
-    with pytest.raises(UserError, match="delta=0"):
-        gaussian_eps(1.0, 0.0)
     with pytest.raises(UserError, match="eps=-1"):
         gaussian_delta(-1.0, 1.0)
     with pytest.raises(UserError, match="mu=-1"):

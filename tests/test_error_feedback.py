@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from cli import only_record, read, run
+from closed_form_references import gaussian_eps
 from helpers import assembled, composed
 from results_command import results
 from torch import nn
@@ -18,7 +19,6 @@ from dpbench.clip import ThresholdClip
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
-from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.query import Point
 from dpbench.training.assemble import per_sample_loss
 

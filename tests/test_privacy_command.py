@@ -7,12 +7,12 @@ import re
 import pytest
 import torch
 from cli import only_record, run
+from closed_form_references import gaussian_eps
 from dp_accounting import get_epsilon_gaussian
 from helpers import assembled, composed
 
 from dpbench.cli.privacy import main
 from dpbench.privacy import calibrate
-from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.privacy.gaussian import SecureGaussian
 from dpbench.privacy.guarantee import statement
 from dpbench.privacy.tuning import RandomStopping

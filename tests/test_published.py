@@ -6,13 +6,13 @@ from io import StringIO
 
 import pytest
 from cli import only_record, read, run
+from closed_form_references import gaussian_eps
 from helpers import composed
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from dpbench.errors import UserError
 from dpbench.noise import DiskReleasedNoise, UnderstatedNoise
 from dpbench.privacy import Ledger, epsilon
-from dpbench.privacy.closed_forms import gaussian_eps
 from dpbench.training import execution
 from dpbench.training.budget import budget, in_words
 

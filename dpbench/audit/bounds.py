@@ -11,8 +11,7 @@ from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from dpbench.privacy import Plan, Release
-from dpbench.privacy.accountants import least_epsilon
-from dpbench.privacy.closed_forms import gaussian_eps
+from dpbench.privacy.accountants import gaussian_epsilon, least_epsilon
 
 # No audit of a few thousand guesses shows more than this.
 LARGEST_EPS = 100.0
@@ -69,7 +68,7 @@ def eps_of(mu: float, delta: float, *, sampling_rate: float = 1.0) -> float:
     if mu == 0 or math.isinf(mu):
         return mu
     if sampling_rate == 1:
-        return gaussian_eps(mu, delta)
+        return gaussian_epsilon(1 / mu, delta)
     return least_epsilon(Plan.of([Release(sampling_rate, 1 / mu)]), delta)
 
 

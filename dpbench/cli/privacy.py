@@ -17,7 +17,8 @@ from dpbench.config.schema import RunConfig, register
 from dpbench.console import make_console, new_table
 from dpbench.errors import UserError, require
 from dpbench.privacy import SCHEMES, calibrate, epsilon
-from dpbench.privacy.closed_forms import approximate_clt_mu, gaussian_eps
+from dpbench.privacy.accountants import gaussian_epsilon
+from dpbench.privacy.closed_forms import approximate_clt_mu
 from dpbench.privacy.plan import Repeat
 from dpbench.privacy.sampling import POISSON
 from dpbench.privacy.search import calibrate_search
@@ -176,7 +177,7 @@ def _clt(config: RunConfig) -> float:
         )
     (run,) = plan.scaled(given).runs
     mu = approximate_clt_mu(run.release.sampling_rate, run.release.joint.noise_multiplier, run.times)
-    return gaussian_eps(mu, config.delta_value)
+    return gaussian_epsilon(1 / mu, config.delta_value)
 
 
 def _tuning(jobs: list[Job], grid: int) -> dict[str, Find]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dpbench.errors import require
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
@@ -27,6 +29,9 @@ ACCOUNTANTS = ("pld", "rdp", "gdp")
 SMALLEST_MULTIPLIER = 1e-6
 # Above this they overflow.
 LARGEST_MULTIPLIER = 1e8
+
+# See `rounding`, of accounts that only start a search.
+ROUGH = 0.05
 
 CLOSED_FORM_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
@@ -107,11 +112,7 @@ def quick_bound(plan: Plan, delta: float) -> float:
     """A looser bound in milliseconds, to start a search from: Rényi at orders with a closed form."""
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
-    opened = _rdp(plan.scheme, _quick_orders(plan.scheme))
-    try:
-        return float(opened.compose(event(coarse(plan, delta, 0.05))).get_epsilon(delta))
-    except OverflowError:  # an accountant's word for a loss beyond floating point
-        return math.inf
+    return _spent(_rdp(plan.scheme, _quick_orders(plan.scheme)), plan, delta, ROUGH)
 
 
 def least_epsilon(plan: Plan, delta: float) -> float:
@@ -127,11 +128,24 @@ def least_epsilon(plan: Plan, delta: float) -> float:
         return math.inf
     if delta >= rate:
         return 0.0
-    from dp_accounting import get_epsilon_gaussian
-
-    whole = float(get_epsilon_gaussian(multiplier, delta / rate))
+    whole = gaussian_epsilon(multiplier, delta / rate)
     # log(1 + q (e^ε - 1)), whose exponential may be no float
     return math.log1p(rate * math.expm1(whole)) if whole < 700 else whole + math.log(rate)
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """Eps of one Gaussian release without sampling, exact (Balle and Wang 2018); inf where nothing is private.
+
+    Args:
+        multiplier: standard deviation of the noise over the sensitivity; may be inf.
+        delta: in (0, 1).
+    """
+    if multiplier < SMALLEST_MULTIPLIER:
+        return math.inf
+    from dp_accounting import get_epsilon_gaussian
+
+    with np.errstate(divide="ignore", invalid="ignore"):  # on its way it takes logarithms of 0
+        return float(get_epsilon_gaussian(multiplier, delta))
 
 
 def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
@@ -160,7 +174,7 @@ def _pld(plan: Plan, delta: float, eps_scale: float) -> PLDAccountant:
 def _spent(opened: RdpAccountant | PLDAccountant, plan: Plan, delta: float, excess: float) -> float:
     try:
         return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
-    except OverflowError:
+    except OverflowError:  # an accountant's word for a loss beyond floating point
         return math.inf
 
 
@@ -192,9 +206,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
     if accountant == "gdp":
-        import dp_accounting
-
-        return float(dp_accounting.get_epsilon_gaussian(pass_multiplier(plan), delta))
+        return gaussian_epsilon(pass_multiplier(plan), delta)
     opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(plan, delta, eps_scale)
     return _spent(opened, plan, delta, excess)
 
@@ -247,7 +259,7 @@ def renyi_curve(plan: Plan, delta: float) -> RenyiCurve:
 
 def quick_curve(plan: Plan, delta: float) -> RenyiCurve:
     """The same in milliseconds, looser and at fewer orders, to start a search from."""
-    return _curve(plan, delta, _quick_orders(plan.scheme), 0.05)
+    return _curve(plan, delta, _quick_orders(plan.scheme), ROUGH)
 
 
 def _quick_orders(scheme: Scheme) -> Sequence[float]:

@@ -5,16 +5,15 @@ Scalars in, scalars out, nothing sampled and nothing of training imported; log i
 The Gaussian mechanism is described by mu = sensitivity / standard deviation, so mu = 1/z for noise multiplier z; the
 guarantee is for whatever neighbours the sensitivity is taken over.
 
-| function                 | kind of statement                          |
-|--------------------------|--------------------------------------------|
-| `gaussian_delta`, `_eps` | exact                                      |
-| `approximate_clt_mu`     | approximation: the true loss can be larger |
+| function             | kind of statement                          |
+|----------------------|--------------------------------------------|
+| `gaussian_delta`     | exact                                      |
+| `approximate_clt_mu` | approximation: the true loss can be larger |
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import scipy
 
@@ -22,8 +21,6 @@ from dpbench.errors import require
 
 _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
-# Smallest relative tolerance that brentq takes: the roots below are found to the last digits.
-_RTOL = 4 * 2.0**-52
 
 
 def _mills(x: float) -> float:
@@ -67,28 +64,6 @@ def gaussian_delta(eps: float, mu: float) -> float:
     return math.exp(gaussian_log_delta(eps, mu))
 
 
-def gaussian_eps(mu: float, delta: float) -> float:
-    """Smallest eps >= 0 at which the Gaussian mechanism is (eps, delta)-private: inverse of `gaussian_delta` in eps.
-
-    Exact up to rounding, about 11 digits; not rounded upwards.
-
-    Args:
-        mu: sensitivity over standard deviation, finite, >= 0.
-        delta: in (0, 1).
-    """
-    require(0 <= mu < math.inf, "mu", mu, "a finite number >= 0")
-    _require_delta(delta)
-    target = math.log(delta)
-    if gaussian_log_delta(0.0, mu) <= target:
-        return 0.0
-    # There x = sqrt(2 log(1/delta)), and delta is at most the tail beyond x, which is below exp(-x^2/2).
-    enough = mu * (mu / 2 + math.sqrt(-2 * target))
-    # Above 1e12, where x is lost to rounding, it differs from the root by less than that.
-    if mu > 1e12:
-        return enough
-    return _root(lambda eps: gaussian_log_delta(eps, mu) - target, 0.0, enough)
-
-
 def approximate_clt_mu(sampling_rate: float, noise_multiplier: float, steps: int) -> float:
     """Mu that many Poisson-sampled Gaussian releases *approach*: q sqrt(T (exp(1/z^2) - 1)) (Bu et al. 2020).
 
@@ -100,19 +75,7 @@ def approximate_clt_mu(sampling_rate: float, noise_multiplier: float, steps: int
         noise_multiplier: z > 0.
         steps: T >= 0.
     """
-    _require_rate(sampling_rate)
+    require(0 < sampling_rate <= 1, "sampling_rate", sampling_rate, "a number in (0, 1]")
     require(noise_multiplier > 0, "noise_multiplier", noise_multiplier, "a number > 0")
     require(steps >= 0, "steps", steps, "an integer >= 0")
     return sampling_rate * math.sqrt(steps * math.expm1(noise_multiplier**-2))
-
-
-def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    return float(scipy.optimize.brentq(excess, low, high, xtol=1e-300, rtol=_RTOL, maxiter=1000))
-
-
-def _require_delta(delta: float) -> None:
-    require(0 < delta < 1, "delta", delta, "a number in (0, 1)")
-
-
-def _require_rate(rate: float) -> None:
-    require(0 < rate <= 1, "sampling_rate", rate, "a number in (0, 1]")
