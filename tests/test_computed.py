@@ -284,6 +284,14 @@ def test_the_last_loss_of_noisy_gradient_descent_is_that_of_the_closed_form(comp
         assert loss - problem.least_loss == pytest.approx(variance * shares.sum(), abs=5 * error)
 
 
+def test_the_unsimplified_filter_ends_below_the_simplified_one(computed):
+    """With the exact Hessian it averages over all steps, and what is left of the noise falls with their number."""
+    for panel in computed("disk/figure_6a").panels:
+        _, full = line(panel, disk.FULL)
+        for name in ("NoisyGD", "NoisyLP", "NoisyKF"):
+            assert (full < 0.25 * np.array(line(panel, name)[1])).all()
+
+
 @pytest.mark.parametrize(
     ("data", "samples"),
     [("MNIST", 60_000), ("CIFAR-10/100", 50_000), ("ImageNet-1k", 1_281_167), ("SST-2", 67_349), ("E2E", 42_061)],

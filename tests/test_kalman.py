@@ -171,7 +171,7 @@ def test_noisy_gd_has_the_stationary_loss_of_the_closed_form():
 
 
 def test_the_full_filter_denoises_the_gradient_better_than_a_low_pass():
-    problem = LinearRegression.draw(generator(), dimension=6)
+    problem = LinearRegression.draw(generator())
     errors = {}
     for name, filter in (("full", Kalman(noise=1.0)), ("low-pass", RecursiveLowPass(b=[0.1], a=[-0.9]))):
         path = descend(problem, OnePoint(), filter, noise_std=1.0, generator=generator(5), **SETTINGS)

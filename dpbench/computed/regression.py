@@ -15,8 +15,8 @@ from torch import Tensor
 from dpbench.filters import Exponential, Filter, Identity, Kalman, RecursiveLowPass
 from dpbench.query import OnePoint, Query, TwoPoint
 
-# Of random problems: n, and the standard deviation of e.
-SAMPLES = 200
+# Of random problems: n, d, and the standard deviation of e.
+SAMPLES, DIMENSION = 200, 20
 RESIDUAL = 0.1
 
 
@@ -33,10 +33,10 @@ class LinearRegression:
     targets: Tensor
 
     @classmethod
-    def draw(cls, generator: torch.Generator, *, dimension: int = 20) -> LinearRegression:
+    def draw(cls, generator: torch.Generator) -> LinearRegression:
         """A random problem in float64."""
-        inputs = torch.randn(SAMPLES, dimension, generator=generator, dtype=torch.float64)
-        truth = torch.randn(dimension, generator=generator, dtype=torch.float64)
+        inputs = torch.randn(SAMPLES, DIMENSION, generator=generator, dtype=torch.float64)
+        truth = torch.randn(DIMENSION, generator=generator, dtype=torch.float64)
         errors = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
         return cls(inputs, inputs @ truth + RESIDUAL * errors)
 
