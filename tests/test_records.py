@@ -432,6 +432,7 @@ NEEDS = {
 # Options that are another one with other settings.
 ANOTHER = {
     "tracker=disabled": "wandb",
+    **dict.fromkeys(("privacy=cyclic", "privacy=fixed_size", "privacy=shuffled", "privacy=as_published"), "poisson"),
     "model=roberta_base_lora": "roberta_base",
     "model=roberta_large_lora": "roberta_large",
 }
