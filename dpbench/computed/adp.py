@@ -17,6 +17,7 @@ from dpbench.privacy import Plan, Release, epsilon
 from dpbench.privacy.accountants import renyi_curve
 from dpbench.privacy.adp_theorem import CONSTANT, AdpTheorem
 from dpbench.privacy.plan import Repeat
+from dpbench.privacy.sampling import POISSON, steps_of
 from dpbench.privacy.tuning import RenyiCurve
 from dpbench.stage import Course
 
@@ -150,15 +151,13 @@ def _noise_panel(title: str, steps: int, norm: float) -> Panel:
 
 def budgets_over_epochs(artefact: Artefact) -> Computed:
     """Figure 4: eps over the epochs by an accountant and by the theorem; its test errors are trained."""
-    per_epoch = math.ceil(MNIST / BATCH)
     epochs = range(1, MNIST_EPOCHS + 1)
+    steps = [steps_of(POISSON, MNIST, BATCH, epoch) for epoch in epochs]
     panels = []
     for letter, z in zip("abcd", MULTIPLIERS, strict=True):
         single = _curve(MNIST, z, 1)
-        numerical = [_classical(single.times(epoch * per_epoch), DELTA) for epoch in epochs]
-        theoretical = [
-            AdpTheorem((1.0,) * (epoch * per_epoch), MNIST, BATCH, DELTA).spent(z) / CONSTANT for epoch in epochs
-        ]
+        numerical = [_classical(single.times(made), DELTA) for made in steps]
+        theoretical = [AdpTheorem((1.0,) * made, MNIST, BATCH, DELTA).spent(z) / CONSTANT for made in steps]
         lines = (curve("numerical ε", epochs, numerical), curve("theoretical ε/16", epochs, theoretical))
         panels.append(Panel(f"{letter}: σ = {z:g}", Axis("epoch"), Axis("privacy budget"), lines))
     remarks = (
