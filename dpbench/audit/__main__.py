@@ -33,7 +33,7 @@ HELP = """\
 python -m dpbench.audit [GROUP=OPTION | SETTING=VALUE] ... [-cd FOLDER]
 
 Attacks the real private step of a run with inserted canaries, and gives lower bounds on eps beside the eps it claims.
-The attacker sees every private gradient g_t and knows all samples but the canary.
+The attacker sees every private gradient g_t, but not what is released beside it, and knows all samples but the canary.
 
   python -m dpbench.audit algo=disk eps=8
   python -m dpbench.audit algo=dpsgd eps=1 audit.runs=20000

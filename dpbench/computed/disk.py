@@ -129,8 +129,7 @@ def synthetic_regression(artefact: Artefact) -> Computed:
         for method, make in METHODS.items()
         for v in wanted
     }
-    # The Hessian is exact and the loss quadratic, so that nothing is left out of the prediction.
-    full = curve(FULL, wanted, [last_loss(lambda v=v: (OnePoint(), Kalman(noise=v)), v) for v in wanted])
+    full = curve(FULL, wanted, [last_loss(partial(_unsimplified, v), v) for v in wanted])
     panels = tuple(
         Panel(
             f"kappa = {kappa:g}",
@@ -150,6 +149,11 @@ def synthetic_regression(artefact: Artefact) -> Computed:
         f"The least loss of the problem is {problem.least_loss:.4g}.",
     )
     return Computed(values_of(artefact, lambda cell: found[key(cell)]), panels, remarks)
+
+
+def _unsimplified(variance: float) -> tuple[Query, Filter]:
+    """The Hessian is exact and the loss quadratic, so that nothing is left out of the prediction."""
+    return OnePoint(), Kalman(noise=variance)
 
 
 def deltas(artefact: Artefact) -> Computed:
