@@ -22,11 +22,11 @@ $(READY): pyproject.toml
 run: $(READY)  ## DP-SGD and DiSK on the embedded digits at eps=8
 	$(BIN)/python -m dpbench.run algo=dpsgd,disk eps=8 -m
 
-reproduce: $(READY)  ## what of the papers fits into BUDGET=10m; PAPER=disk for one; again to go on
-	$(BIN)/python -m dpbench.reproduce budget=$(BUDGET) $(if $(PAPER),paper=$(PAPER))
+reproduce: $(READY)  ## what of the papers fits into BUDGET=10m (empty: no end); PAPER=disk; ARGS="device=cuda ..."; again to go on
+	$(BIN)/python -m dpbench.reproduce $(if $(BUDGET),budget=$(BUDGET)) $(if $(PAPER),paper=$(PAPER)) $(ARGS)
 
 smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes), with made-up data where none are here
-	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER))
+	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER)) $(ARGS)
 
 test: $(READY) lint  ## the tests (13 to 25 minutes on two cores), after the linter and the type checker
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
