@@ -12,7 +12,7 @@ from dpbench.errors import UserError, require
 NUMBER = r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 PRINTED = re.compile(
     rf"(?:(?P<minutes>\d+)m(?P<seconds>\d+)s|(?P<value>{NUMBER}(?:/\d+)?))"
-    rf"(?:\s*±\s*(?P<spread>{NUMBER}))?(?:\s*\((?P<best>{NUMBER})\))?(?:\s*x\s*(?P<times>\d+))?"
+    rf"(?:\s*±\s*(?P<spread>{NUMBER}))?(?:\s*\({NUMBER}\))?(?:\s*x\s*\d+)?"
 )
 ABSENT = "–"
 # Whole numbers up to this are written without an exponent.
@@ -21,6 +21,8 @@ SETTING = re.compile(r"(?P<key>[a-z_][\w.]*)=(?P<value>\S+)")
 BETWEEN = " / "
 
 Overrides = dict[str, str]
+# Overrides of one configuration, "key=value" each.
+Candidate = tuple[str, ...]
 Labels = tuple[str, ...]
 
 
@@ -31,15 +33,11 @@ class Printed:
     Attributes:
         value: the number; a time in seconds.
         spread: what stands behind ±, taken for the standard deviation over runs; None where nothing does.
-        best: the best of several runs, where it is printed in brackets.
-        times: factor printed behind it, such as the number of grid points that a time is multiplied by.
-        text: all of it as it is printed, with its zeros.
+        text: all of it as it is printed, with its zeros, and with the best of several runs or a factor behind it.
     """
 
     value: float
     spread: float | None = None
-    best: float | None = None
-    times: int | None = None
     text: str = field(default="", compare=False)
 
 
@@ -53,6 +51,11 @@ def parse_overrides(text: str, field: str) -> Overrides:
         require(match["key"] not in found, field, word, "each setting once")
         found[match["key"]] = match["value"]
     return found
+
+
+def settings_of(candidate: Candidate) -> Overrides:
+    """The overrides of a candidate by key."""
+    return {key: value for key, _, value in (override.partition("=") for override in candidate)}
 
 
 def alternatives(value: str) -> tuple[str, ...]:
@@ -72,14 +75,8 @@ def parse_printed(text: str, field: str) -> Printed | None:
     assert match is not None
     seconds = match["minutes"] is not None
     value = 60.0 * int(match["minutes"]) + int(match["seconds"]) if seconds else float(Fraction(match["value"]))
-    spread, best, times = match["spread"], match["best"], match["times"]
-    return Printed(
-        value,
-        None if spread is None else float(spread),
-        None if best is None else float(best),
-        None if times is None else int(times),
-        text,
-    )
+    spread = match["spread"]
+    return Printed(value, None if spread is None else float(spread), text)
 
 
 def parse_grid(text: str, rows: Labels, columns: Labels, field: str) -> Mapping[tuple[Labels, Labels], str]:

@@ -5,14 +5,12 @@ Widths are those of a phone, so that letters keep their size there; all else sca
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import io
 import itertools
 import math
-import sys
 import textwrap
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import matplotlib as mpl
@@ -25,9 +23,9 @@ from PIL import Image
 from dpbench.claims.computed_file import Style
 from dpbench.claims.draw import numeric
 from dpbench.report import compact_svg, palette, ranking, svg_text
-from dpbench.report import legend as legends
 from dpbench.report.legend import rows_of
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
+from dpbench.sources import digest_of, sources_of
 
 WIDTH = 4.1  # inches; 390 pixels of a phone at 96 to the inch
 LEFT, RIGHT = 0.5, 0.13
@@ -63,8 +61,13 @@ STYLE: Any = {
 
 def fingerprint(picture: Picture) -> str:
     """Equal for pictures that are drawn alike: of their content, this program and matplotlib's version."""
-    program = "".join(map(inspect.getsource, (sys.modules[__name__], compact_svg, legends, palette, ranking, svg_text)))
-    return hashlib.sha256(f"{picture!r}{program}{mpl.__version__}".encode()).hexdigest()[:16]
+    return digest_of((), picture, _program(), mpl.__version__)[:16]
+
+
+@cache
+def _program() -> str:
+    """Of what draws."""
+    return digest_of(sources_of(__name__))
 
 
 def files_of(picture: Picture) -> tuple[bytes, bytes]:

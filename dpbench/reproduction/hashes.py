@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dpbench import cache
-from dpbench.claims.notation import Overrides
+from dpbench.claims.notation import Candidate
 from dpbench.config import compose_each, conf_folder, config_hash
-from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.errors import UserError
-from dpbench.privacy import sampling
 from dpbench.reproduction.index import RecordIndex
-
-Candidate = tuple[str, ...]
+from dpbench.sources import digest_of, sources_of
 
 
 class Hashes:
@@ -23,11 +18,13 @@ class Hashes:
 
     Args:
         index: of the records.
+        config_dirs: further folders searched for options.
     """
 
-    def __init__(self, index: RecordIndex) -> None:
+    def __init__(self, index: RecordIndex, config_dirs: Sequence[Path] = ()) -> None:
         self.index = index
-        self._key = fingerprint()
+        self._config_dirs = config_dirs
+        self._key = fingerprint(config_dirs)
         self._known: dict[str, str] = cache.read("hashes", self._key) or {}
 
     def __call__(self, candidate: Candidate) -> str | None:
@@ -49,40 +46,28 @@ class Hashes:
         if not candidates:
             return
         try:
-            found = [config_hash(job.config) for job in compose_each(candidates)]
+            found = [config_hash(job.config) for job in compose_each(candidates, self._config_dirs)]
         except UserError:  # one of them is wrong; which one, they say one by one
-            found = [_hash(one) for one in candidates]
+            found = [self._hash(one) for one in candidates]
         self._known |= dict(zip(map(_text, candidates), found, strict=True))
         cache.write("hashes", self._key, self._known)
 
-
-def _hash(candidate: Candidate) -> str:
-    """The hash; empty where its options don't exist or don't go together, so that there is no such run."""
-    try:
-        return config_hash(compose_each([candidate])[0].config)
-    except UserError:
-        return ""
+    def _hash(self, candidate: Candidate) -> str:
+        """The hash; empty where its options don't exist or don't go together, so that there is no such run."""
+        try:
+            return config_hash(compose_each([candidate], self._config_dirs)[0].config)
+        except UserError:
+            return ""
 
 
 def _text(candidate: Candidate) -> str:
     return "\n".join(candidate)
 
 
-def fingerprint() -> str:
+def fingerprint(config_dirs: Sequence[Path] = ()) -> str:
     """Of all that decides which hash overrides have: the options, and the code that composes them and the stages."""
     conf = conf_folder()
-    files = [file for file in conf.rglob("*.yaml") if "paper" not in file.relative_to(conf).parts]
-    files += Path(inspect.getfile(RunConfig)).parent.glob("*.py")
-    files.append(Path(sampling.__file__))
-    stages = {kind for group in SCHEMAS.values() for known in group.values() for kind in known.__mro__}
-    files += {Path(inspect.getfile(kind)) for kind in stages if kind.__module__.startswith("dpbench.")}
-    digest = hashlib.sha256()
-    for file in sorted(set(files)):
-        digest.update(f"{file.name}\n".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def settings(candidate: Candidate) -> Overrides:
-    """The overrides of a candidate by key."""
-    return {key: value for key, _, value in (override.partition("=") for override in candidate)}
+    files = sources_of("dpbench.config")
+    files |= {file for file in conf.rglob("*.yaml") if "paper" not in file.relative_to(conf).parts}
+    own = {file for folder in config_dirs for kind in ("*.yaml", "*.py") for file in folder.rglob(kind)}
+    return digest_of(files | own, *map(str, config_dirs))

@@ -10,20 +10,18 @@ What it trusts, so that a look at many records takes one `stat` of each hash's f
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from dpbench import cache
 from dpbench.files import jsonable
-from dpbench.tracking import columns, reading, shapes
+from dpbench.sources import digest_of, sources_of
+from dpbench.tracking import columns
 from dpbench.tracking.columns import ABSENT, Columns, Kept
 from dpbench.tracking.reading import Recorded, is_hash, is_seed
 from dpbench.tracking.status import Status
@@ -295,8 +293,4 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _fingerprint() -> str:
     """Of the code that decides what the index holds: another version of it begins anew."""
-    digest = hashlib.sha256()
-    modules: Iterable[ModuleType] = (shapes, reading, columns, sys.modules[__name__])
-    for module in modules:
-        digest.update(Path(str(module.__file__)).read_bytes())
-    return digest.hexdigest()
+    return digest_of(sources_of(__name__))
