@@ -16,7 +16,16 @@ from dpbench.errors import UserError
 # Bytes that must be free where records go; a full disk still lets one make empty files.
 SMALLEST_ROOM = 1 << 16
 
+# Of files of weights.
+OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
 PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
+
+
+def names_weights_file(source: str) -> bool:
+    """Whether a source of weights can be but a file or folder, be it there or not, and nothing on a hub."""
+    path = Path(source)
+    return path.is_absolute() or source.startswith((".", "~")) or path.suffix in OF_WEIGHTS
 
 
 def jsonable(value: Any) -> Any:

@@ -58,10 +58,10 @@ def test_the_example_learns_with_every_method_that_the_page_names(example):
 def test_a_plan_says_what_is_missing(example):
     settings = ("device=cpu", "tracker=disabled")
     words = [*typed()[0], "plan=true", "data.root=data"]
-    assert "not complete" not in run(example / "results", *words, settings=settings).out
+    assert "not here" not in run(example / "results", *words, settings=settings).out
     (example / "data/sensors/test.npz").unlink()
     told = " ".join(run(example / "results", *words, settings=settings).out.split())
-    assert "dataset=sensors is not complete here: sensors/test.npz is missing" in told
+    assert "not here: data sensors; sensors/test.npz is missing" in told
     outcome = run(example / "results", *typed()[0], "data.root=data", settings=settings)
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1

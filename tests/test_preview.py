@@ -65,8 +65,9 @@ def test_a_plan_of_a_large_model_needs_neither_its_weights_nor_data_nor_its_time
     outcome = run(tmp_path, "dataset=sst2", "model=roberta_base", root, "device=cpu", "plan=true", settings=())
     assert (outcome.code, outcome.err) == (0, "")
     said = " ".join(outcome.out.split())
-    assert "dataset=sst2 is not complete here: " in said
-    assert "model.pretrained=FacebookAI/roberta-base is not here; a run looks for it on the Hugging Face hub" in said
+    assert "not here: data sst2; " in said
+    fetched = "a run fetches them from the Hugging Face hub, as does: hf download FacebookAI/roberta-base"
+    assert f"not here: weights FacebookAI/roberta-base; {fetched}" in said
     assert "large models estimated from operation counts; nothing was run." in said
 
 
@@ -80,5 +81,5 @@ def test_a_small_model_of_pretrained_weights_is_timed_without_them(tmp_path):
     )
     outcome = run(tmp_path, "dataset=digits", "model=vit_tiny", *tiny, "plan=true", settings=("batch_size=16",))
     assert outcome.code == 0
-    assert "model.pretrained=deit_tiny_patch16_224 is not here; " in " ".join(outcome.out.split())
+    assert "not here: weights deit_tiny_patch16_224; " in " ".join(outcome.out.split())
     assert "guessed" not in outcome.out

@@ -10,8 +10,9 @@ from enum import StrEnum
 from functools import cached_property
 
 from dpbench.claims.draw import Draw
-from dpbench.claims.notation import Labels, Overrides, Printed, alternatives
+from dpbench.claims.notation import Candidate, Labels, Overrides, Printed, alternatives
 from dpbench.errors import require
+from dpbench.files import names_weights_file
 
 # The folders of conf/paper and what they are called: the papers, by their methods, and comparisons of our own, which
 # print no numbers.
@@ -23,7 +24,6 @@ SECTIONS = {
     "dc_sgd": "DC-SGD",
     "beyond": "Beyond the papers",
 }
-PAPERS = tuple(folder for folder in SECTIONS if folder != "beyond")
 STATISTICS = ("last", "best")
 # What a number may be of: entries of summary.json, numbers that a program computes, and what has no record.
 METRICS = (
@@ -53,19 +53,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a reproduced number may lie from the printed one: max(points, errors x standard error).
+    """How far a reproduced number may lie from the printed one, if that is more than noise.
 
     Attributes:
         points: in the unit of the number.
-        errors: multiple of the standard error of the difference.
     """
 
     points: float = 1.0
-    errors: float = 2.0
 
     def __post_init__(self) -> None:
         require(0 <= self.points < math.inf, "tolerance.points", self.points, "a number >= 0")
-        require(0 <= self.errors < math.inf, "tolerance.errors", self.errors, "a number >= 0")
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,13 @@ class Cell:
         """Whether the cell has runs of its own."""
         return self.minus is None and self.quoted is None and self.metric not in WITHOUT_RUNS
 
+    @property
+    def unpublished(self) -> bool:
+        """Whether its runs begin with weights that are on no hub: the file that is named has to be made."""
+        return self.runs and names_weights_file(self.overrides.get("model.pretrained", ""))
+
     @cached_property
-    def candidates(self) -> tuple[tuple[str, ...], ...]:
+    def candidates(self) -> tuple[Candidate, ...]:
         """Overrides of every configuration to be tried; one unless the cell is the best of a search."""
         choices = [[f"{key}={one}" for one in alternatives(value)] for key, value in self.overrides.items()]
         return tuple(itertools.product(*choices))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -15,7 +15,7 @@ from dpbench.claims.evidence import Measured
 from dpbench.claims.needs import cost
 from dpbench.claims.notation import number
 from dpbench.claims.pairs import changes_of, distinct_pairs, sources
-from dpbench.claims.schema import Artefact, Cell, Order, Tolerance, Trend, Words
+from dpbench.claims.schema import Artefact, Cell, Order, Trend, Words
 from dpbench.wording import number_of
 
 # Standard errors that a difference must exceed.
@@ -47,7 +47,8 @@ class Lack(StrEnum):
     QUOTED = "the paper quotes the number from another publication"
     NOT_REPRODUCIBLE = "not reproducible, as its page says why"
     RUNS = "runs are missing"
-    WEIGHTS = "runs are missing, which need pretrained weights"
+    WEIGHTS = "runs are missing, which need pretrained weights that can be fetched"
+    UNPUBLISHED = "runs are missing, which need pretrained weights that nobody published"
     COMPUTATION = "not computed yet"
 
 
@@ -81,8 +82,8 @@ Part = tuple[Cell, Measured]
 def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | None:
     """The verdict on a printed value; None where nothing is printed.
 
-    Reproduced means: within max(points, errors x standard error of the difference) of the printed value, which the
-    cell's tolerance holds. The paper's own standard error counts where it prints a spread, taken for that of as many
+    Reproduced means: within the larger of the cell's tolerance and two standard errors of the difference of the printed
+    value. The paper's own standard error counts where it prints a spread, taken for that of as many
     runs as the cell asks for. A number that the paper does not print but that follows from what it prints is judged
     alike and counted apart; a setting that is taken over from the paper is no result, and none of ours.
     """
@@ -101,7 +102,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     found = [one for _, one in parts]
     value = cleared(found[0].mean - (found[1].mean if len(found) > 1 else 0.0), cell)
     error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
-    allowed = _allowed(cell.tolerance, error)
+    allowed = max(cell.tolerance.points, ERRORS * error)
     difference = value - cell.printed.value
     by = "computed" if cell.metric == "computed" else f"over {number_of(len(found[0].values), 'run')}"
     # What rounding leaves of a difference is none, and of one that is just allowed is allowed.
@@ -289,10 +290,6 @@ def _verdict(holds: int, possible: int, asked: int) -> Outcome:
     return Outcome.ORDER_FAILS if possible < asked else Outcome.ORDER_OPEN
 
 
-def _allowed(tolerance: Tolerance, error: float) -> float:
-    return max(tolerance.points, tolerance.errors * error)
-
-
 def _amount(value: float, cell: Cell) -> str:
     digits = 6 if cell.metric == "computed" else 4
     return f"{value:.{digits}g} {cell.unit}".strip()
@@ -338,12 +335,18 @@ def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding 
     if unstarted:
         if all(cell.metric == "computed" for cell in unstarted):
             return Finding(artefact.where, claim, Outcome.NOT_RUN, "not computed yet", lack=Lack.COMPUTATION)
-        needed = cost(unstarted)
-        lack = Lack.WEIGHTS if needed.weights else Lack.RUNS
-        return Finding(artefact.where, claim, Outcome.NOT_RUN, f"needs {needed.in_words()}", lack=lack)
+        needed = f"needs {cost(unstarted).in_words()}"
+        return Finding(artefact.where, claim, Outcome.NOT_RUN, needed, lack=_lack_of_runs(unstarted))
     cell, one = short[0]
     detail = f"{len(one.values)} of {one.wanted} runs at {cell.place}, mean {_own(one.mean, cell)}"
     return Finding(artefact.where, claim, Outcome.TOO_FEW_SEEDS, detail)
+
+
+def _lack_of_runs(cells: Sequence[Cell]) -> Lack:
+    """What cells wait for that have not been run, the hardest to come by."""
+    if any(cell.unpublished for cell in cells):
+        return Lack.UNPUBLISHED
+    return Lack.WEIGHTS if any(cell.needs.weights is not None for cell in cells) else Lack.RUNS
 
 
 def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:

@@ -10,10 +10,8 @@ from rich.text import Text
 
 from dpbench.config import Job, RunConfig, config_hash
 from dpbench.console import new_table
-from dpbench.data import TextDataset
-from dpbench.data.tokenizers import tokenizer_here
 from dpbench.devices import choose_device
-from dpbench.models.pretrained import weights_here
+from dpbench.reproduction.available import Available, missing_weights
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
 from dpbench.training.calibrating import budgets
@@ -62,7 +60,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             state,
         )
     console.print(table)
-    for line in dict.fromkeys(line for job in jobs for line in _missing(job.config)):
+    for line in dict.fromkeys(line for job in jobs for line in _not_here(job.config)):
         console.print(f"\n{line}", markup=False)
     if not total:
         console.print("\nNothing is left to run; force=true runs all of it anew.")
@@ -93,15 +91,13 @@ def _seconds(config: RunConfig) -> tuple[float, bool]:
     return seconds_of_training(config), False
 
 
-def _missing(config: RunConfig) -> list[str]:
+def _not_here(config: RunConfig) -> list[str]:
     """What a run would read and is not on this machine, a sentence each."""
-    root, download, lines = Path(config.data.root), config.data.download, []
-    dataset, weights = config.dataset, facts_of_run(config).weights
-    problems = dataset.source.problems(root, thorough=False)
-    if problems and (not download or dataset.source.by_hand):
-        lines.append(f"dataset={dataset.name} is not complete here: {problems[0].text}")
-    if isinstance(dataset, TextDataset) and not download and not tokenizer_here(dataset.tokenizer, root):
-        lines.append(f"the tokenizer {dataset.tokenizer} is not here; data.download=true fetches it")
-    if weights is not None and not weights_here(weights):
-        lines.append(f"model.pretrained={weights} is not here; a run looks for it on the Hugging Face hub")
+    facts = facts_of_run(config)
+    available = Available(Path(config.data.root), download=config.data.download)
+    lines = [f"not here: {missing.what}; {missing.told}" for missing in available.missing_data(facts)]
+    weights = missing_weights(facts)
+    if weights is not None:
+        looks = "a run fetches them from the Hugging Face hub, as does: " if weights.fetched else ""
+        lines.append(f"not here: {weights.what}; {looks}{weights.told}")
     return lines

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpbench.errors import UserError
+from dpbench.files import names_weights_file
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 Weights = dict[str, Tensor]
 
@@ -69,7 +69,7 @@ def weights_file(source: str) -> Path:
         if found is None:
             raise _error(source, f"the folder holds no {' or '.join(FILES)}")
         return found
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix in SUFFIXES:
+    if names_weights_file(source):
         raise _error(
             source,
             "there is no such file or folder; name one, or a Hugging Face repository (owner/name) or a timm model to "
@@ -85,15 +85,16 @@ def weights_here(source: str) -> bool:
     path = Path(source).expanduser()
     if os.path.exists(path):
         return path.is_file() or any((path / name).is_file() for name in FILES)
-    if path.is_absolute() or path.suffix in SUFFIXES or source.startswith((".", "~")):
+    if names_weights_file(source):
         return False
+    repository = hub_repository(source)
     try:
-        return any(isinstance(huggingface_hub.try_to_load_from_cache(_repository(source), n), str) for n in FILES)
+        return any(isinstance(huggingface_hub.try_to_load_from_cache(repository, name), str) for name in FILES)
     except ValueError:  # no name of a repository
         return False
 
 
-def _repository(source: str) -> str:
+def hub_repository(source: str) -> str:
     """The hub's repository of a source; timm's own ones are named after its models and what they were trained on."""
     if "/" in source:
         return source.removeprefix("hf-hub:")
@@ -110,7 +111,7 @@ def _from_hub(source: str) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    repository = _repository(source)
+    repository = hub_repository(source)
     verbosity = huggingface_hub.logging.get_verbosity()
     huggingface_hub.logging.set_verbosity(logging.ERROR)  # it tells of each attempt
     reason = ""

@@ -21,6 +21,12 @@ FIGURE_LIMIT = 200_000
 # Tables with more numbers are folded, and so are those of which nothing has been run.
 UNFOLDED = 40
 
+# What claims wait for, before all that it takes.
+WAITING: dict[str, str] = {
+    Lack.RUNS: "waiting for runs",
+    Lack.UNPUBLISHED: "waiting for weights that nobody published, which have to be trained first, and for runs",
+}
+
 # Authors and year, and the number on arXiv.
 REFERENCES = {
     "doppler": ("Zhang, Bu, Hong, Razaviyayn 2024", "2408.13460"),
@@ -61,16 +67,16 @@ class PaperView:
     @cached_property
     def reasons(self) -> tuple[tuple[str, int], ...]:
         """Why claims have no runs, and how many of them."""
-        waiting: list[Cell] = []
+        waiting: dict[str, list[Cell]] = {Lack.RUNS: [], Lack.UNPUBLISHED: []}
         counted: Counter[str] = Counter()
         for view in self.artefacts:
             for entry in view.grid.entries.values():
                 if entry.cell.runs and entry.value is None and not view.whole:
-                    waiting.append(entry.cell)
+                    waiting[Lack.UNPUBLISHED if entry.cell.unpublished else Lack.RUNS].append(entry.cell)
             for finding in view.score.findings:
                 if finding.lack is not None:
                     counted[_reason(finding)] += 1
-        named: dict[str, str] = {Lack.RUNS: f"waiting for runs: {cost(waiting).in_words()}"}
+        named = {lack: f"{WAITING[lack]}: {cost(cells).in_words()}" for lack, cells in waiting.items()}
         return tuple((named.get(reason, reason), count) for reason, count in counted.items())
 
 
@@ -78,6 +84,8 @@ def _reason(finding: Finding) -> str:
     match finding.lack:
         case Lack.RUNS | Lack.WEIGHTS:
             return Lack.RUNS
+        case Lack.UNPUBLISHED:
+            return Lack.UNPUBLISHED
         case Lack.QUOTED:
             return "quoted from another publication; the paper ran nothing there"
     return finding.detail

@@ -1,15 +1,18 @@
-"""Whether what a cell needs is on this machine, at a glance: data, tokenizer, weights, and what scores it."""
+"""Whether what a run or a cell needs is on this machine, at a glance: data, tokenizer, weights, and what scores it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache as remembered
 from pathlib import Path
+from typing import NamedTuple
 
 from dpbench.claims import Cell
 from dpbench.data import TextDataset
 from dpbench.data.sources import Source, State
 from dpbench.data.tokenizers import tokenizer_here
-from dpbench.models.pretrained import weights_here
+from dpbench.files import names_weights_file
+from dpbench.models.pretrained import hub_repository, weights_here
 from dpbench.reproduction.facts import Facts
 from dpbench.scores import wordnet
 
@@ -17,55 +20,86 @@ from dpbench.scores import wordnet
 NOT_RECORDED = {"validation_accuracy": "a validation split, on which no run is evaluated"}
 
 
+class Missing(NamedTuple):
+    """Something that is not here.
+
+    Attributes:
+        what: it is, in words.
+        told: what there is to say about it: what is wrong, or how to have it.
+        fetched: whether data.download=true has it fetched.
+    """
+
+    what: str
+    told: str
+    fetched: bool
+
+
 class Available:
     """Looks once at what is here.
 
     Attributes:
         root: data root.
-        download: data sets that are not here may be fetched.
+        download: what is not here and can be fetched is fetched.
     """
 
     def __init__(self, root: Path, *, download: bool) -> None:
         self.root = root
         self.download = download
-        self._data: dict[str, str | None] = {}
+        self._data: dict[str, list[Missing]] = {}
 
     def lacks(self, cell: Cell, facts: Facts) -> str | None:
-        """What a cell needs that is not here, in words; None for nothing."""
+        """What a cell needs that is not here and will not be fetched, in words; None for nothing."""
         if cell.metric in NOT_RECORDED:
             return NOT_RECORDED[cell.metric]
-        lacking = self.weights(cell, facts) or self.data(facts)
+        lacking = self.weights(facts) or self.data(facts)
         if lacking is None and cell.metric == "meteor" and not _wordnet_here():
             return "WordNet (python -m nltk.downloader wordnet)"
         return lacking
 
-    @staticmethod
-    def weights(cell: Cell, facts: Facts) -> str | None:
-        """Which weights of its model are not here."""
-        source = facts.weights
-        return None if source is None or _weights_here(source) else f"weights {cell.needs.weights or source}"
+    def weights(self, facts: Facts) -> str | None:
+        """Which weights of its model are not here and will not be fetched, and how to have them."""
+        missing = missing_weights(facts)
+        if missing is None or (self.download and missing.fetched):
+            return None
+        remedy = f"data.download=true, or: {missing.told}" if missing.fetched else "to be made: docs/reproducing.md"
+        return f"{missing.what} ({remedy})"
 
     def data(self, facts: Facts) -> str | None:
-        """What of its data set is not here."""
-        dataset = facts.dataset
-        tokenizer = dataset.tokenizer if isinstance(dataset, TextDataset) else None
-        key = f"{dataset.name} {tokenizer}"
+        """What of its data set is not here and will not be fetched."""
+        return next((missing.what for missing in self.missing_data(facts)), None)
+
+    def missing_data(self, facts: Facts) -> list[Missing]:
+        """All of its data set that is not here and will not be fetched."""
+        tokenizer = facts.dataset.tokenizer if isinstance(facts.dataset, TextDataset) else None
+        key = f"{facts.dataset.name} {tokenizer}"
         if key not in self._data:
-            self._data[key] = self._lacking(dataset.source, tokenizer)
+            found = self._looked_for(facts.dataset.source, tokenizer)
+            self._data[key] = [missing for missing in found if not (self.download and missing.fetched)]
         return self._data[key]
 
-    def _lacking(self, source: Source, tokenizer: str | None) -> str | None:
-        state, _ = source.state(self.root)
-        if state != State.PRESENT and not (self.download and state == State.DOWNLOADABLE):
-            return f"data {source.name}" + (f" ({state})" if state == State.DAMAGED else "")
-        if tokenizer is not None and not self.download and not tokenizer_here(tokenizer, self.root):
-            return f"tokenizer {tokenizer}"
-        return None
+    def _looked_for(self, source: Source, tokenizer: str | None) -> Iterator[Missing]:
+        state, told = source.state(self.root)
+        if state != State.PRESENT:
+            damaged = f" ({state})" if state == State.DAMAGED else ""
+            if state == State.LICENSED:
+                told = f"{source.problems(self.root, thorough=False)[0].text}; {told}"
+            yield Missing(f"data {source.name}{damaged}", told, fetched=state == State.DOWNLOADABLE)
+        if tokenizer is not None and not tokenizer_here(tokenizer, self.root):
+            yield Missing(f"tokenizer {tokenizer}", "data.download=true fetches it", fetched=True)
+
+
+def missing_weights(facts: Facts) -> Missing | None:
+    """The weights of a run's model, if it begins with some that are not here."""
+    return None if facts.weights is None else _missing_weights(facts.weights)
 
 
 @remembered
-def _weights_here(source: str) -> bool:
-    return weights_here(source)
+def _missing_weights(source: str) -> Missing | None:
+    if weights_here(source):
+        return None
+    if names_weights_file(source):
+        return Missing(f"weights {source}", "no such file or folder", fetched=False)
+    return Missing(f"weights {source}", f"hf download {hub_repository(source)}", fetched=True)
 
 
 @remembered
