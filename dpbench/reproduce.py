@@ -12,7 +12,7 @@ from dpbench.cli.starting import starting
 from dpbench.garbage import uncollected
 
 with starting(), uncollected():
-    from dpbench.claims import Artefact, load_all, score
+    from dpbench.claims import Artefact, load_all
     from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
     from dpbench.config import RunConfig, compose_each, in_grammar
     from dpbench.console import make_console
@@ -41,28 +41,32 @@ def main(typed: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Arguments) -> int:
-    (job,) = compose_each([arguments.passed_on])
-    choose_device(job.config.device)
-    launcher = None
-    if arguments.launcher is not None:
+    (job,) = compose_each([arguments.passed_on], arguments.config_dirs)
+    config, launcher = job.config, None
+    if arguments.launcher is None:
+        choose_device(config.device)
+    else:
         from dpbench.launch.launcher import require_launcher
 
         require_launcher(arguments.launcher)
         launcher = _launcher(arguments, arguments.launcher)
+        config.device = "auto"  # of the times of this machine: the runs may go where there are other devices
     with uncollected():
         artefacts = chosen(arguments, load_all(arguments.claims, arguments.papers))
     if arguments.smoke:
         from dpbench.reproduction.smoke import smoke
 
-        return FAILED if smoke(artefacts, arguments.passed_on, job.config, console) else OK
+        return FAILED if smoke(artefacts, arguments.passed_on, config, console, arguments.config_dirs) else OK
     if not arguments.plan:
         require_writable(arguments.results_dir)
     with uncollected():
-        planner = Planner(artefacts, arguments.results_dir, job.config, retry=arguments.retry)
+        planner = Planner(
+            artefacts, arguments.results_dir, config, retry=arguments.retry, config_dirs=arguments.config_dirs
+        )
         print_plan(planner, artefacts, console, cells=bool(arguments.artefacts))
     if arguments.plan:
         return OK
-    return _reproduce(arguments, artefacts, planner, job.config, launcher)
+    return _reproduce(arguments, artefacts, planner, config, launcher)
 
 
 def _reproduce(
@@ -76,10 +80,11 @@ def _reproduce(
     # What trains is imported late: a plan does without, and is there sooner.
     from dpbench.computed import compute_all
     from dpbench.report import build_grid, write_output
+    from dpbench.report.grid import scorecard
     from dpbench.report.wandb import log_output
     from dpbench.reproduction.launching import Launch
 
-    launch = Launch(arguments.results_dir, arguments.passed_on, launcher, console)
+    launch = Launch(arguments.results_dir, arguments.passed_on, launcher, console, arguments.config_dirs)
     interrupted: KeyboardInterrupt | None = None
     left: Left | None = None
     try:
@@ -95,7 +100,8 @@ def _reproduce(
     if write_output(grids, arguments.results_dir, console.print):
         log_output(config.tracker, arguments.results_dir, grids, errors.print)
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")
-    card = score(artefacts, planner.evidence)
+    asked = {artefact.where for artefact in artefacts}
+    card = scorecard(grid for grid in grids if grid.artefact.where in asked)
     for what, of_these in (("Claims", card.published), ("dpbench's own claims", card.own)):
         if of_these.findings:
             console.print(f"{what}: {of_these.in_words}")
@@ -108,7 +114,7 @@ def _launcher(arguments: Arguments, name: str) -> Launcher:
     from dpbench.launch.launcher import Launcher
 
     where = f"results_dir={in_grammar(str(arguments.results_dir))}"
-    return Launcher([f"hydra/launcher={name}", *arguments.launcher_settings, where])
+    return Launcher([f"hydra/launcher={name}", *arguments.launcher_settings, where], arguments.config_dirs)
 
 
 def _carry_out(arguments: Arguments, planner: Planner, launch: Launch) -> Left:

@@ -3,9 +3,9 @@
 from functools import cache
 
 import pytest
-from specifications import artefacts
+from specifications import PAPERS, artefacts
 
-from dpbench.claims import PAPERS, Cell
+from dpbench.claims import Cell
 from dpbench.claims.notation import alternatives
 from dpbench.config import compose_each, compose_jobs, conf_folder, config_hash, quoted
 from dpbench.config.messages import GROUPS

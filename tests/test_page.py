@@ -9,9 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from specifications import PAPERS
 from typing_extensions import override
 
-from dpbench.claims import PAPERS, Artefact, Evidence, Outcome, load_all, load_artefact
+from dpbench.claims import Artefact, Evidence, Outcome, load_all, load_artefact
 from dpbench.config import conf_folder
 from dpbench.report import build_grid, views
 from dpbench.report import page as page_module

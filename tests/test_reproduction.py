@@ -17,6 +17,7 @@ from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 from omegaconf import OmegaConf
 
 from dpbench.claims import Artefact, Cell, Evidence, load_all
+from dpbench.claims.notation import settings_of
 from dpbench.config import Job, compose_each, conf_folder, config_hash
 from dpbench.config.identity import changes_nothing
 from dpbench.config.schema import SCHEMAS
@@ -26,7 +27,7 @@ from dpbench.reproduction import available, facts, queue, standing, times
 from dpbench.reproduction.arguments import PASSED_ON, Arguments, parse
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import facts_of
-from dpbench.reproduction.hashes import Hashes, settings
+from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex, canonical
 from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.reproduction.plan import Planner
@@ -162,8 +163,8 @@ def test_hashes_are_kept_until_an_option_changes(tmp_path, monkeypatch, own_cach
     with monkeypatch.context() as patch:
         patch.setattr("dpbench.reproduction.hashes.compose_each", None)
         assert Hashes(RecordIndex(tmp_path))(candidate) == digest
-    monkeypatch.setattr("dpbench.reproduction.hashes.fingerprint", lambda: "another")
-    monkeypatch.setattr("dpbench.reproduction.hashes.compose_each", lambda _: [])
+    monkeypatch.setattr("dpbench.reproduction.hashes.fingerprint", lambda config_dirs: "another")
+    monkeypatch.setattr("dpbench.reproduction.hashes.compose_each", lambda *_: [])
     with pytest.raises(ValueError, match="zip"):
         Hashes(RecordIndex(tmp_path))(candidate)
 
@@ -219,7 +220,7 @@ def test_facts_are_those_of_the_composed_run():
         seen.setdefault(tuple(cell.overrides.get(key) for key in keys), cell.candidates[0])
     some = random.Random(1).sample(sorted(seen.values()), 12)
     for candidate, job in zip(some, compose_each(some), strict=True):
-        config, found = job.config, facts_of(settings(candidate))
+        config, found = job.config, facts_of(settings_of(candidate))
         assert (found.dataset, found.model) == (config.dataset, config.model)
         assert found.query.most_points == config.query.most_points
         assert (found.batch_size, found.copies) == (config.batch_size, config.augmentation.copies)
@@ -238,7 +239,7 @@ def test_facts_of_options_of_another_form_are_composed(monkeypatch):
 
 def test_a_search_never_varies_what_a_run_takes():
     for cell in cells_with_runs(load_all(PAPERS)):
-        ends = [facts_of(settings(one)) for one in (cell.candidates[0], cell.candidates[-1])]
+        ends = [facts_of(settings_of(one)) for one in (cell.candidates[0], cell.candidates[-1])]
         assert ends[0].kind == ends[1].kind
         assert ends[0].steps == ends[1].steps
 
@@ -248,19 +249,33 @@ def test_a_search_never_varies_what_a_run_takes():
 
 def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(available, "wordnet", lambda: None)
-    for looked_up in (available._weights_here, available._wordnet_here):
+    for looked_up in (available._missing_weights, available._wordnet_here):
         looked_up.cache_clear()
     monkeypatch.setattr(available, "weights_here", lambda source: "gpt2" in source)
-    here = Available(tmp_path, download=False)
-    lacking = Counter()
-    for cell in cells_with_runs(load_all(PAPERS, ["disk"])):
-        lacking[here.lacks(cell, facts_of(settings(cell.candidates[0])))] += 1
-    available._weights_here.cache_clear()
-    assert lacking["weights roberta-base"] > 0
+    lacking, fetching = Counter(), Counter()
+    for cell in cells_with_runs(load_all(PAPERS, ["disk", "adp"])):
+        found = facts_of(settings_of(cell.candidates[0]))
+        lacking[Available(tmp_path, download=False).lacks(cell, found)] += 1
+        fetching[Available(tmp_path, download=True).lacks(cell, found)] += 1
+    available._missing_weights.cache_clear()
+    of_hub = "weights FacebookAI/roberta-base (data.download=true, or: hf download FacebookAI/roberta-base)"
+    of_timm = "timm/vit_small_patch16_224.augreg_in21k_ft_in1k"  # which has no repository of its bare name
+    assert lacking[of_hub] > 0
+    assert lacking[f"weights vit_small_patch16_224 (data.download=true, or: hf download {of_timm})"] > 0
     assert lacking["data mnist"] > 0
     assert lacking["data e2e"] > 0
     assert lacking["a validation split, on which no run is evaluated"] == 2
     assert None not in lacking
+    # What is on a hub is fetched; what nobody published can't be.
+    nowhere = "weights cnn_abadi_cifar100.pt (to be made: docs/reproducing.md)"
+    assert fetching[nowhere] == lacking[nowhere] > 0
+    assert fetching[None] > 0
+    assert {why for why in fetching if why is not None} == {
+        nowhere,
+        "data imagenet",
+        "WordNet (python -m nltk.downloader wordnet)",
+        "a validation split, on which no run is evaluated",
+    }
     assert (
         Available(tmp_path, download=True).data(facts_of({"dataset": "mnist", "model": "linear", "algo": "dpsgd"}))
         is None

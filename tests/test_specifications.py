@@ -5,9 +5,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from specifications import FILES, TABLES, artefacts, differences, first_table, numbers, specification, split
-
-from dpbench.claims import PAPERS
+from specifications import FILES, PAPERS, TABLES, artefacts, differences, first_table, numbers, specification, split
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.artefact}+{table.offset}")

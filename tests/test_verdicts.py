@@ -12,20 +12,9 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.stats import ttest_ind
+from specifications import PAPERS
 
-from dpbench.claims import (
-    PAPERS,
-    Artefact,
-    Cell,
-    Evidence,
-    Finding,
-    Lack,
-    Outcome,
-    judge,
-    load_all,
-    load_artefact,
-    score,
-)
+from dpbench.claims import Artefact, Cell, Evidence, Finding, Lack, Outcome, examine, load_all, load_artefact
 from dpbench.claims.computed_file import Computed, path_of, write_computed
 from dpbench.claims.evidence import Measured, Run
 from dpbench.claims.notation import number
@@ -104,14 +93,14 @@ class World:
     def values(self, *accuracies: float, change: Callable[[str], str] = lambda text: text) -> Finding:
         """The verdict on "new" at eps 1, printed as 60, where its runs came to these accuracies."""
         self.runs("dataset=digits algo=disk eps=1", *accuracies)
-        return judge(self.artefact(change=change), self.evidence)[0]
+        return examine(self.artefact(change=change), self.evidence).findings[0]
 
     def order(self, claim: str, new: Sequence[Sequence[float]], old: Sequence[Sequence[float]]) -> Finding:
         """The verdict on a claim, where the runs of both methods at eps 1 and 8 came to these accuracies."""
         for algo, found in (("disk", new), ("dpsgd", old)):
             for eps, accuracies in zip((1, 8), found, strict=True):
                 self.runs(f"dataset=digits algo={algo} eps={eps}", *accuracies)
-        return judge(self.artefact(claim), self.evidence)[-1]
+        return examine(self.artefact(claim), self.evidence).findings[-1]
 
 
 @pytest.fixture
@@ -181,22 +170,24 @@ def test_a_number_that_is_derived_and_not_printed_is_counted_apart(world):
     assert finding.claim == "method new, eps 1: 60 % (not printed, by made_up.md 2)"
     assert world.artefact(change=derived).cells[1].derived is None
     other = world.artefact(change=lambda text: derived(text).replace("60 ± 0.3", "50 ± 0.3"))
-    found = judge(other, world.evidence)[0]
+    found = examine(other, world.evidence).findings[0]
     assert found.outcome == Outcome.ABOVE
     assert found.derived
 
 
 def test_the_spread_that_the_paper_prints_counts(world):
     world.runs("dataset=digits algo=disk eps=8", 73.4, 73.4, 73.4)
-    assert judge(world.artefact(), world.evidence)[1].outcome == Outcome.REPRODUCED  # 3.4 < 2 x 3/sqrt(3) = 3.46
+    assert (
+        examine(world.artefact(), world.evidence).findings[1].outcome == Outcome.REPRODUCED
+    )  # 3.4 < 2 x 3/sqrt(3) = 3.46
     narrower = world.artefact(change=lambda text: text.replace("70 ± 3", "70 ± 2.9"))
-    assert judge(narrower, world.evidence)[1].outcome == Outcome.ABOVE  # 2 x 2.9/sqrt(3) = 3.35
+    assert examine(narrower, world.evidence).findings[1].outcome == Outcome.ABOVE  # 2 x 2.9/sqrt(3) = 3.35
 
 
 def test_a_file_may_have_another_tolerance(world):
-    strict = "tolerance: {points: 0.1, errors: 1}\n"
-    finding = world.values(60.3, 60.3, 60.3, change=lambda text: text.replace("needs:", strict + "needs:"))
-    assert finding.outcome == Outcome.ABOVE  # 0.3 > 0.3/sqrt(3) = 0.173
+    strict = "tolerance: {points: 0.1}\n"
+    finding = world.values(60.4, 60.4, 60.4, change=lambda text: text.replace("needs:", strict + "needs:"))
+    assert finding.outcome == Outcome.ABOVE  # 0.4 > 2 x 0.3/sqrt(3) = 0.346
 
 
 def test_the_statistic_is_what_the_file_says(world):
@@ -204,7 +195,7 @@ def test_the_statistic_is_what_the_file_says(world):
     best = "statistic: best\n"
     finding = world.values(58.5, 58.5, 58.5, change=lambda text: text.replace("needs:", best + "needs:"))
     assert finding.outcome == Outcome.REPRODUCED
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.BELOW
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.BELOW
 
 
 def test_a_test_error_is_one_less_the_accuracy(world):
@@ -222,7 +213,7 @@ def test_more_runs_than_asked_for_do_not_count(world):
 def test_a_difference_is_judged_by_the_runs_of_both_cells(world):
     world.runs("dataset=digits algo=disk eps=1", 62, 62, 62)
     world.runs("dataset=digits algo=dpsgd eps=1", 57.5, 57.5, 57.5)
-    gain = judge(world.artefact(), world.evidence)[4]
+    gain = examine(world.artefact(), world.evidence).findings[4]
     assert (gain.claim, gain.outcome) == ("method gain, eps 1: 5 points", Outcome.REPRODUCED)
     assert "4.50 points" in gain.detail
 
@@ -237,7 +228,7 @@ def test_too_few_seeds(world):
 
 
 def test_what_was_not_run_says_what_it_needs(world):
-    finding = judge(world.artefact(), world.evidence)[0]
+    finding = examine(world.artefact(), world.evidence).findings[0]
     assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.WEIGHTS)
     assert finding.detail == "needs data digits; weights some-model; 3 runs; 6 to 12 GPU hours"
 
@@ -248,7 +239,7 @@ def test_a_run_that_ended_badly_does_not_count(world, status):
     world.run("dataset=digits algo=disk eps=1", 0, 60)
     world.run("dataset=digits algo=disk eps=1", 1, 60)
     folder = world.run("dataset=digits algo=disk eps=1", 2, 60, status)
-    finding = judge(world.artefact(), world.evidence)[0]
+    finding = examine(world.artefact(), world.evidence).findings[0]
     assert finding.outcome == Outcome.FAILED
     assert finding.detail == f"{status} ({folder.relative_to(world.results)})"
 
@@ -259,7 +250,7 @@ def test_no_other_seed_makes_up_for_one_that_was_lost(world, status):
     for seed in (0, 2, 3, 4):
         world.run("dataset=digits algo=disk eps=1", seed, 60)
     folder = world.run("dataset=digits algo=disk eps=1", 1, 10, status)
-    finding = judge(world.artefact(), world.evidence)[0]
+    finding = examine(world.artefact(), world.evidence).findings[0]
     assert finding.outcome == Outcome.FAILED
     assert finding.detail == f"{status} ({folder.relative_to(world.results)})"
 
@@ -269,34 +260,34 @@ def test_seeds_that_a_cell_does_not_ask_for_say_nothing_of_it(world):
     world.run("dataset=digits algo=disk eps=1", 0, 60)
     world.run("dataset=digits algo=disk eps=1", 1, 60)
     world.run("dataset=digits algo=disk eps=1", 3, 60)
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.TOO_FEW_SEEDS
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.TOO_FEW_SEEDS
     world.run("dataset=digits algo=disk eps=1", 2, 60)
     world.run("dataset=digits algo=disk eps=1", 4, 60, eps=1.7)
     world.run("dataset=digits algo=disk eps=1", 5, 10, "diverged")
     artefact = world.artefact()
     measured = world.evidence.measure(artefact, artefact.cells[0])
     assert (measured.seeds, measured.broken, measured.overspent) == ((0, 1, 2), {}, None)
-    assert judge(artefact, world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(artefact, world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
 def test_a_run_that_may_still_finish_is_none_yet(world, status):
     world.run("dataset=digits algo=disk eps=1", 0, 60, status)
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.NOT_RUN
 
 
 def test_reduced_runs_never_count(world):
     """A shorter run is another configuration, whatever it came to; so is a forced run under way beside a record."""
     world.runs("dataset=digits algo=disk eps=1 epochs=0.1", 60, 60, 60)
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.NOT_RUN
     folder = world.run("dataset=digits algo=disk eps=1", 0, 60)
     folder.rename(folder.with_name("0.rerun"))
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.NOT_RUN
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.NOT_RUN
 
 
 def test_an_accuracy_that_is_no_number_does_not_count(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, math.nan)
-    finding = judge(world.artefact(), world.evidence)[0]
+    finding = examine(world.artefact(), world.evidence).findings[0]
     assert finding.outcome == Outcome.FAILED
     assert "no finite test_accuracy in the record" in finding.detail
 
@@ -345,7 +336,7 @@ def test_what_records_hold_of_the_last_evaluation_alone_is_not_the_best(world):
 def test_a_record_without_the_number_failed_and_says_what_it_lacks(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     change = "metric: nist\nunit: ''\nrows:"
-    finding = judge(world.artefact(change=lambda text: text.replace("rows:", change, 1)), world.evidence)[0]
+    finding = examine(world.artefact(change=lambda text: text.replace("rows:", change, 1)), world.evidence).findings[0]
     assert finding.outcome == Outcome.FAILED
     assert "no nist in the record" in finding.detail
 
@@ -366,11 +357,11 @@ def test_configurations_that_cannot_be_composed_have_no_runs(world):
 
 def test_accounting_differs_where_a_run_spent_more_than_it_was_asked_for(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=1.7, published_eps=1.0)
-    finding = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[0]
+    finding = examine(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence).findings[0]
     assert finding.outcome == Outcome.ACCOUNTING_DIFFERS
     assert finding.detail.startswith("eps=1 spends 1.7; on the numbers alone: reproduced")
     world.runs("dataset=digits algo=dpsgd eps=1", 50, 50, 50)
-    order = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[-1]
+    order = examine(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence).findings[-1]
     assert order.outcome == Outcome.ACCOUNTING_DIFFERS
     assert order.detail.startswith("eps=1 spends 1.7; on the numbers alone: order holds")
 
@@ -378,17 +369,17 @@ def test_accounting_differs_where_a_run_spent_more_than_it_was_asked_for(world):
 @pytest.mark.parametrize("spent", [0.4, 1.005])
 def test_accounting_does_not_differ_where_published_accounting_overstates(world, spent):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=spent, published_eps=1.0)
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 
 def test_a_run_without_any_privacy_overspends_a_finite_eps(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps="inf")
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.ACCOUNTING_DIFFERS
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.ACCOUNTING_DIFFERS
 
 
 def test_no_privacy_asked_for_is_no_difference(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps="inf", target_eps="inf")
-    assert judge(world.artefact(), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 
 # Orders.
@@ -513,10 +504,12 @@ def test_pairs_of_the_same_runs_count_once(world):
     world.runs("dataset=digits algo=dpsgd eps=1", 55, 55, 55)
     both = "{method: [new, old]}"
     claims = [ABOVE % "", f"{{says: alike, higher: {both}, lower: {both}, within: 6}}"]
-    details = [finding.detail for finding in judge(world.artefact(*claims, change=same), world.evidence)[-2:]]
+    details = [
+        finding.detail for finding in examine(world.artefact(*claims, change=same), world.evidence).findings[-2:]
+    ]
     assert details[0] == "holds in 1 of 1 pairs, fails in 0, within noise in 0"
     assert details[1] == "within 6: holds in 1 of 1 pairs, fails in 0, within noise in 0"
-    apart = judge(world.artefact(ABOVE % ""), world.evidence)[-1]
+    apart = examine(world.artefact(ABOVE % ""), world.evidence).findings[-1]
     assert apart.outcome == Outcome.NOT_RUN
 
 
@@ -529,7 +522,7 @@ def test_single_runs_are_told_apart_by_the_tolerance_of_their_numbers(world, lea
     def once(text: str) -> str:
         return re.sub(r"seeds: \d+", "seeds: 1", text)
 
-    findings = judge(world.artefact(ABOVE % ", at: {eps: 1}", change=once), world.evidence)
+    findings = examine(world.artefact(ABOVE % ", at: {eps: 1}", change=once), world.evidence).findings
     assert findings[-1].outcome == outcome
 
 
@@ -542,13 +535,13 @@ def test_an_order_waits_for_all_of_its_runs(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     world.runs("dataset=digits algo=disk eps=8", 60, 60, 60)
     world.runs("dataset=digits algo=dpsgd eps=1", 60, 60, 60)
-    missing = judge(world.artefact(ABOVE % ""), world.evidence)[-1]
+    missing = examine(world.artefact(ABOVE % ""), world.evidence).findings[-1]
     assert missing.outcome == Outcome.NOT_RUN
     assert "3 runs" in missing.detail
     world.run("dataset=digits algo=dpsgd eps=8", 0, 60)
-    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.TOO_FEW_SEEDS
+    assert examine(world.artefact(ABOVE % ""), world.evidence).findings[-1].outcome == Outcome.TOO_FEW_SEEDS
     world.run("dataset=digits algo=dpsgd eps=8", 1, 60, "diverged")
-    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.FAILED
+    assert examine(world.artefact(ABOVE % ""), world.evidence).findings[-1].outcome == Outcome.FAILED
 
 
 def test_an_order_is_decided_where_what_was_not_run_could_not_change_it(world):
@@ -556,7 +549,7 @@ def test_an_order_is_decided_where_what_was_not_run_could_not_change_it(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61)
     claims = [order % pairs for order in (ABOVE, BELOW) for pairs in ("", ", pairs: 1")]
-    findings = judge(world.artefact(*claims), world.evidence)[-4:]
+    findings = examine(world.artefact(*claims), world.evidence).findings[-4:]
     assert [one.outcome for one in findings] == [
         Outcome.ORDER_FAILS,
         Outcome.NOT_RUN,
@@ -571,16 +564,16 @@ def test_accounting_differs_by_the_runs_that_decide_alone(world):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61)
     world.runs("dataset=digits algo=disk eps=8", 60, 60, 60, eps=9.5, target_eps=8.0)
-    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.ORDER_FAILS
+    assert examine(world.artefact(ABOVE % ""), world.evidence).findings[-1].outcome == Outcome.ORDER_FAILS
     world.runs("dataset=digits algo=dpsgd eps=8", 61, 61, 61)
-    assert judge(world.artefact(ABOVE % ""), world.evidence)[-1].outcome == Outcome.ACCOUNTING_DIFFERS
+    assert examine(world.artefact(ABOVE % ""), world.evidence).findings[-1].outcome == Outcome.ACCOUNTING_DIFFERS
 
 
 def test_accounting_tells_the_largest_eps_that_was_spent(world):
     """Methods of an order may overspend the same budget by different amounts."""
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=2.5)
     world.runs("dataset=digits algo=dpsgd eps=1", 61, 61, 61, eps=1.5)
-    finding = judge(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence)[-1]
+    finding = examine(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence).findings[-1]
     assert finding.detail.startswith("eps=1 spends 2.5;")
 
 
@@ -594,7 +587,7 @@ def test_an_order_compares_with_a_quoted_number_as_it_is_printed(world):
             "{method: gain, minus: {method: [new, old]}, unit: points}", "{method: gain, absent: true}"
         ).replace("  gain   | 5          | 0.5\n", "")  # fmt: skip
 
-    findings = judge(world.artefact(ABOVE % ", pairs: 1", change=quote), world.evidence)
+    findings = examine(world.artefact(ABOVE % ", pairs: 1", change=quote), world.evidence).findings
     assert findings[2].outcome == Outcome.NOT_RUN
     assert "quoted from Smith 2020" in findings[2].detail
     assert findings[-1].detail == "holds in 1 of 2 pairs, fails in 1, within noise in 0"
@@ -647,14 +640,14 @@ def test_a_search_is_judged_by_its_winner_at_the_first_seed(world):
     """A candidate with a better mean that lost at the first seed is not the winner: one run each decides."""
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 50)
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 99)
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 
 def test_a_search_needs_all_candidates(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
-    finding = judge(world.artefact(change=search), world.evidence)[0]
+    finding = examine(world.artefact(change=search), world.evidence).findings[0]
     assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.WEIGHTS)
     assert "4 runs" in finding.detail
 
@@ -662,23 +655,23 @@ def test_a_search_needs_all_candidates(world):
 def test_a_candidate_that_diverged_has_lost(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 10, "diverged")
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
     # Its other seeds make up for nothing: it is ranked by the one it lost.
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 99)
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.REPRODUCED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 
 def test_a_candidate_that_diverged_is_no_failure_while_the_winner_waits_for_seeds(world):
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 0, 10, "diverged")
     world.run("dataset=digits algo=disk eps=1 optim.lr=2", 0, 60)
-    finding = judge(world.artefact(change=search), world.evidence)[0]
+    finding = examine(world.artefact(change=search), world.evidence).findings[0]
     assert (finding.outcome, finding.detail.partition(" at ")[0]) == (Outcome.TOO_FEW_SEEDS, "1 of 3 runs")
 
 
 def test_a_search_whose_candidates_all_diverged_fails(world):
     for step in (1, 2):
         world.run(f"dataset=digits algo=disk eps=1 optim.lr={step}", 0, 10, "diverged")
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.FAILED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.FAILED
 
 
 def test_a_winner_that_loses_a_seed_fails(world):
@@ -687,14 +680,14 @@ def test_a_winner_that_loses_a_seed_fails(world):
     world.run("dataset=digits algo=disk eps=1 optim.lr=2", 1, 60)
     world.run("dataset=digits algo=disk eps=1 optim.lr=2", 2, 10, "diverged")
     world.run("dataset=digits algo=disk eps=1 optim.lr=2", 3, 60)
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.FAILED
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.FAILED
 
 
 def test_a_candidate_whose_first_seed_has_not_ended_may_still_win(world):
     world.runs("dataset=digits algo=disk eps=1 optim.lr=2", 60, 60, 60)
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 50)
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 2, 10, "diverged")
-    assert judge(world.artefact(change=search), world.evidence)[0].outcome == Outcome.NOT_RUN
+    assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.NOT_RUN
 
 
 # Computed numbers, and what no number decides.
@@ -703,11 +696,11 @@ def test_a_candidate_whose_first_seed_has_not_ended_may_still_win(world):
 def test_computed_numbers_come_from_their_own_file(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "disk" / "table_7.yaml")
     evidence = Evidence(tmp_path, digest)
-    waiting = judge(artefact, evidence)[0]
+    waiting = examine(artefact, evidence).findings[0]
     assert (waiting.detail, waiting.lack) == ("not computed yet", Lack.COMPUTATION)
     numbers = {"data MNIST, delta here": 60000**-1.1, "data MNLI, delta here": 392702**-1.1}
     write_computed(path_of(tmp_path, "disk", "table_7"), Computed(numbers), {})
-    found = {finding.claim: finding.outcome for finding in judge(artefact, evidence)}
+    found = {finding.claim: finding.outcome for finding in examine(artefact, evidence).findings}
     # 60000^-1.1 = 5.547e-6, which the paper prints as 5.5e-6, and 392702^-1.1 = 7.02e-7, as 6.3e-7.
     assert found["data MNIST, delta here: 5.5e-06"] == Outcome.REPRODUCED
     assert found["data MNLI, delta here: 6.3e-07"] == Outcome.ABOVE
@@ -715,13 +708,13 @@ def test_computed_numbers_come_from_their_own_file(tmp_path):
 
 def test_what_is_not_reproducible_is_one_finding_with_its_reason(tmp_path):
     artefact = load_artefact(conf_folder() / "paper" / "adp" / "figure_5.yaml")
-    (finding,) = judge(artefact, Evidence(tmp_path, digest))
+    (finding,) = examine(artefact, Evidence(tmp_path, digest)).findings
     assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.NOT_REPRODUCIBLE)
     assert finding.detail.startswith("not reproducible: a listing printed as a picture")
 
 
 def test_words_are_not_judged(world):
-    finding = judge(world.artefact("{says: it looks good, why: a matter of taste}"), world.evidence)[-1]
+    finding = examine(world.artefact("{says: it looks good, why: a matter of taste}"), world.evidence).findings[-1]
     assert (finding.outcome, finding.detail) == (Outcome.NOT_JUDGED, "a matter of taste")
 
 
@@ -730,7 +723,8 @@ def test_words_are_not_judged(world):
 
 def test_the_scorecard_counts_every_claim_once(tmp_path):
     artefacts = load_all(conf_folder() / "paper")
-    card = score(artefacts, Evidence(tmp_path, digest))
+    evidence = Evidence(tmp_path, digest)
+    card = Scorecard(tuple(finding for one in artefacts for finding in examine(one, evidence).findings))
     assert {finding.lack for finding in card.findings} == {*Lack, None}
     assert set(card.counts) == {Outcome.NOT_RUN, Outcome.NOT_JUDGED}
     assert sum(card.counts.values()) == len(card.findings) > 1000
@@ -753,7 +747,7 @@ def test_what_dpbench_claims_itself_is_in_no_number_of_a_paper(world):
     world.runs("dataset=digits algo=disk eps=1", *MORE)
     world.runs("dataset=digits algo=dpsgd eps=1", *SAME)
     artefact = world.artefact(ABOVE % ", at: {eps: 1}", ABOVE % ", at: {eps: 1}, own: true")
-    card = score([artefact], world.evidence)
+    card = Scorecard(examine(artefact, world.evidence).findings)
     assert card.counts[Outcome.ORDER_HOLDS] == 2
     assert card.own.counts == {Outcome.ORDER_HOLDS: 1}
     of_paper = [card.published, card.papers["adp"], card.artefacts["adp/made_up.yaml"]]

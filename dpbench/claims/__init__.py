@@ -27,12 +27,11 @@ number (`metric: computed`) has settings of what computes it for overrides (`dpb
 from dpbench.claims.evidence import Evidence, Measured, Run
 from dpbench.claims.load import load_all, load_artefact
 from dpbench.claims.needs import cost
-from dpbench.claims.schema import PAPERS, SECTIONS, Artefact, Cell, Claim, Kind
-from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine, judge, score
+from dpbench.claims.schema import SECTIONS, Artefact, Cell, Claim, Kind
+from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine
 from dpbench.claims.verdict import Finding, Lack, Outcome
 
 __all__ = [
-    "PAPERS",
     "SECTIONS",
     "Artefact",
     "Cell",
@@ -49,8 +48,6 @@ __all__ = [
     "Scorecard",
     "cost",
     "examine",
-    "judge",
     "load_all",
     "load_artefact",
-    "score",
 ]

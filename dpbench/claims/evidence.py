@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.claims.computed_file import path_of, read_computed
+from dpbench.claims.notation import Candidate
 from dpbench.claims.schema import Artefact, Cell
 from dpbench.tracking.reading import DAMAGED, Recorded, seeds_of
 from dpbench.tracking.status import Status
@@ -63,7 +64,7 @@ class Measured:
     missing: bool = False
     overspent: float | None = None
     runs: tuple[Run, ...] = ()
-    overrides: tuple[str, ...] | None = None
+    overrides: Candidate | None = None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -115,7 +116,7 @@ class Evidence:
         hash_of: the configuration hash of a run from its overrides; None where its groups don't exist.
     """
 
-    def __init__(self, results_dir: Path, hash_of: Callable[[tuple[str, ...]], str | None]) -> None:
+    def __init__(self, results_dir: Path, hash_of: Callable[[Candidate], str | None]) -> None:
         self.results_dir = results_dir
         self.hash_of = hash_of
 
@@ -144,7 +145,7 @@ class Evidence:
         value = computed.values.get(cell.place) if computed is not None else None
         return Measured(() if value is None else (value,), 1, {})
 
-    def runs(self, cell: Cell, overrides: tuple[str, ...]) -> Measured:
+    def runs(self, cell: Cell, overrides: Candidate) -> Measured:
         """What the records say about one candidate of a cell, by the seeds that the cell asks for."""
         digest = self.hash_of(overrides)
         recorded = seeds_of(self.results_dir / "runs" / digest) if digest else []
@@ -177,10 +178,10 @@ class Evidence:
 def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
     """The number of one run, of its summary, which holds the best over all evaluations of the accuracy alone."""
     known = cell.statistic == "last" or isinstance(_entry(cell, summary), dict)
-    return number_of(cell, summary) if known else None
+    return value_in(cell, summary) if known else None
 
 
-def number_of(cell: Cell, record: Mapping[str, Any]) -> float | None:
+def value_in(cell: Cell, record: Mapping[str, Any]) -> float | None:
     """The number of a cell in its unit, of a run's summary or of one evaluation; None where the record has none."""
     entry = _entry(cell, record)
     if isinstance(entry, dict):

@@ -241,7 +241,7 @@ class _Reader:
         _known(needs, {"weights", "hours", "source"}, "needs.")
         hours = needs.get("hours")
         rule = self._mapping(content.get("tolerance"), "tolerance")
-        _known(rule, {"points", "errors"}, "tolerance.")
+        _known(rule, {"points"}, "tolerance.")
         rule |= {"points": rules["points"]} if "points" in rules else {}
         statistic = rules.get("statistic", content.get("statistic", "last"))
         require(statistic in STATISTICS, "statistic", statistic, " or ".join(STATISTICS))

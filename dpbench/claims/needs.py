@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dpbench.claims.schema import Artefact, Cell
+from dpbench.claims.notation import Candidate
+from dpbench.claims.schema import Cell
 from dpbench.wording import number_of
 
 
@@ -48,7 +49,7 @@ def runs_of(cell: Cell) -> int:
 
 def cost(cells: Iterable[Cell]) -> Requirement:
     """What cells take together; runs that several of them share are counted once."""
-    distinct: dict[tuple[tuple[str, ...], ...], Cell] = {}
+    distinct: dict[tuple[Candidate, ...], Cell] = {}
     for cell in cells:
         if cell.runs:
             known = distinct.setdefault(cell.candidates, cell)
@@ -65,8 +66,3 @@ def cost(cells: Iterable[Cell]) -> Requirement:
         hours=hours if timed else None,
         unknown=runs - sum(count for count, _ in timed),
     )
-
-
-def of_artefact(artefact: Artefact) -> Requirement:
-    """What a whole table or figure takes."""
-    return cost(artefact.cells)

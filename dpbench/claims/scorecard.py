@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -128,13 +128,3 @@ def _judge_claim(artefact: Artefact, claim: Claim, measure: Measure) -> Finding:
             return judge_trend(artefact, claim, measure)
         case Words():
             return judge_words(artefact, claim)
-
-
-def judge(artefact: Artefact, evidence: Evidence) -> tuple[Finding, ...]:
-    """The verdicts on all that an artefact claims: its printed values, then its orders, trends and words."""
-    return examine(artefact, evidence).findings
-
-
-def score(artefacts: Iterable[Artefact], evidence: Evidence) -> Scorecard:
-    """The scorecard of artefacts."""
-    return Scorecard(tuple(finding for artefact in artefacts for finding in judge(artefact, evidence)))

@@ -211,20 +211,22 @@ def _refuse_too_many(swept: Sequence[Override], patterns: str) -> None:
             raise UserError(f"{patterns}: more than the {MOST_JOBS:,} runs that a sweep may have")
 
 
-def compose_each(lines: Sequence[Sequence[str]]) -> list[Job]:
+def compose_each(lines: Sequence[Sequence[str]], config_dirs: Sequence[Path] = ()) -> list[Job]:
     """Compose and check many single runs; those that choose the same options share the reading of files.
 
     Args:
         lines: overrides of each, one value a key.
+        config_dirs: further folders searched for options, whose names the project's own have not.
 
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
     register()
-    find_own_stages(())
+    require_names_of_their_own(config_dirs)
+    find_own_stages(config_dirs)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
-        composer = _Composer(())
+        composer = _Composer(config_dirs)
         return [_job(tuple(quoted(override) for override in line), composer) for line in lines]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpbench.claims import Cell, Run
-from dpbench.claims.evidence import number_of
+from dpbench.claims.evidence import value_in
 from dpbench.spectra import frequency_response, spectrum
 from dpbench.tracking.reading import Recorded
 
@@ -75,7 +75,7 @@ def _course(cell: Cell, folder: Path, x: str) -> dict[float, float]:
     """The number at each evaluation of a run, by epoch or step."""
     found = {}
     for entries in Recorded(folder).metrics:
-        value = number_of(cell, entries)
+        value = value_in(cell, entries)
         if value is not None and x in entries:
             found[float(entries[x])] = value
     return found

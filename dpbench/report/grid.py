@@ -22,7 +22,7 @@ from dpbench.claims import (
     examine,
 )
 from dpbench.claims.computed_file import Computed, path_of, read_computed
-from dpbench.claims.needs import Requirement, of_artefact
+from dpbench.claims.needs import Requirement, cost
 from dpbench.claims.notation import Labels, number
 from dpbench.claims.verdict import cleared
 from dpbench.report.selection import selection_of
@@ -175,7 +175,7 @@ class Grid:
     @cached_property
     def needs(self) -> Requirement | None:
         """What all runs take, `in_words()` in a line; None for what is not trained."""
-        return of_artefact(self.artefact) if self.artefact.kind == Kind.TRAINED else None
+        return cost(self.artefact.cells) if self.artefact.kind == Kind.TRAINED else None
 
     @property
     def selection(self) -> tuple[str, ...]:

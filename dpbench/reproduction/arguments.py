@@ -1,4 +1,4 @@
-"""The arguments of python -m dpbench.reproduce: key=value, as of dpbench.run."""
+"""The arguments of python -m dpbench.reproduce: key=value and -cd, as of dpbench.run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.claims import SECTIONS, Artefact
+from dpbench.cli.command import OverridesParser
 from dpbench.config import conf_folder
 from dpbench.errors import UserError, require
 from dpbench.wording import seconds_of
 
 HELP = f"""\
-python -m dpbench.reproduce [KEY=VALUE] ...
+python -m dpbench.reproduce [KEY=VALUE] ... [-cd FOLDER]
 
 Runs what the tables and figures of the papers need and the records don't have yet, at full fidelity and cheapest first,
 and says of every printed number whether it is reproduced.
@@ -29,13 +30,16 @@ and says of every printed number whether it is reproduced.
   plan         true: print what would be run, and run nothing
   retry        true: runs that failed are tried once more; one that diverged is a result and stays
   launcher     a launcher of Hydra, such as joblib, to which runs are handed; by default they run here, one by one;
-               hydra.launcher.* are its settings, such as hydra.launcher.n_jobs=4
+               hydra.launcher.* are its settings, such as hydra.launcher.n_jobs=4; times are those of this machine, one
+               run after the other, so leave budget out where runs go elsewhere
   smoke        true: a few steps of one cell of every table and figure, in a temporary folder; no result
   results_dir  folder of the records (default: results)
   claims       folder of the files of tables and figures (default: conf/paper)
+  -cd FOLDER   a folder of options of your own, which cells may name
 
 Settings that do not change what is computed are those of dpbench.run: device, data.root (default: the environment
-variable DPBENCH_DATA, else .data), data.download, tracker, tracker.*, fuse_seeds, micro_batch.
+variable DPBENCH_DATA, else .data), data.download (true: data, tokenizers and weights that are not here are fetched),
+tracker, tracker.*, fuse_seeds, micro_batch.
 A run is not begun if it is expected to end after the budget. What is recorded is never run again: the same command goes
 on where the last one ended, however that was.
 Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.
@@ -52,7 +56,7 @@ class Arguments:
     """What was asked for.
 
     Attributes:
-        papers: in the order of `SECTIONS`.
+        papers: in the order of `SECTIONS`; empty for all that there are.
         artefacts: names; empty for all.
         budget: seconds; None for no end.
         plan: print it only.
@@ -63,9 +67,10 @@ class Arguments:
         claims: folder of the files of tables and figures.
         launcher_settings: of the launcher, hydra.launcher.*.
         passed_on: settings for every run.
+        config_dirs: further folders searched for options.
     """
 
-    papers: tuple[str, ...] = tuple(SECTIONS)
+    papers: tuple[str, ...] = ()
     artefacts: tuple[str, ...] = ()
     budget: float | None = None
     plan: bool = False
@@ -76,16 +81,18 @@ class Arguments:
     results_dir: Path = Path("results")
     claims: Path = Path()
     passed_on: tuple[str, ...] = ()
+    config_dirs: tuple[Path, ...] = ()
 
 
 def parse(typed: Sequence[str]) -> Arguments:
-    """The arguments of a command line; reads nothing.
+    """The arguments of a command line; reads no file.
 
     Raises:
         UserError: one is unknown, stands there twice, or has a value that it can't have.
     """
+    options, config_dirs = OverridesParser().parse(typed)
     given: dict[str, str] = {}
-    for word in typed:
+    for word in options.overrides:
         key, separator, value = word.partition("=")
         if not separator or not key:
             raise UserError(f"{word}: expected key=value; --help lists the keys")
@@ -95,7 +102,7 @@ def parse(typed: Sequence[str]) -> Arguments:
             known = ", ".join((*OWN, *(f"{name}*" if name.endswith(".") else name for name in PASSED_ON)))
             raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
-    papers = _names(given.get("paper", ",".join(SECTIONS)), "paper")
+    papers = _names(given["paper"], "paper") if "paper" in given else ()
     for paper in papers:
         require(paper in SECTIONS, "paper", paper, f"one of {', '.join(SECTIONS)}")
     launcher = given.get("launcher")
@@ -115,6 +122,7 @@ def parse(typed: Sequence[str]) -> Arguments:
         results_dir=_folder(given.get("results_dir", "results"), "results_dir"),
         claims=_folder(given.get("claims", str(conf_folder() / "paper")), "claims"),
         passed_on=tuple(f"{key}={value}" for key, value in given.items() if _passed_on(key)),
+        config_dirs=tuple(config_dirs),
     )
 
 

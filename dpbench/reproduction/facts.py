@@ -11,13 +11,14 @@ import math
 from dataclasses import dataclass
 from functools import cache as remembered
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.claims.notation import Overrides
+from dpbench.claims.notation import Candidate, Overrides
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
 from dpbench.config.rules import evaluated_every
@@ -79,8 +80,12 @@ def _shape_names(dataset: Any) -> tuple[str, ...]:
     return ("features", "classes") if "features" in dataset else ("name", "max_length", "classes")
 
 
-def facts_of(overrides: Overrides) -> Facts:
+def facts_of(overrides: Overrides, config_dirs: tuple[Path, ...] = ()) -> Facts:
     """The facts of a candidate.
+
+    Args:
+        overrides: its own.
+        config_dirs: further folders searched for options.
 
     Raises:
         UserError: its options don't exist or don't go together.
@@ -88,8 +93,8 @@ def facts_of(overrides: Overrides) -> Facts:
     try:
         dataset, model = _made(("dataset", "model"), _below(overrides, ("dataset", "model")))
         (query,) = _made(("query",), _below(overrides, ("algo", "query")))
-    except (KeyError, OSError, OmegaConfBaseException, yaml.YAMLError):  # files of another form than those of ours
-        return _composed(tuple(f"{key}={value}" for key, value in overrides.items()))
+    except (KeyError, OSError, OmegaConfBaseException, yaml.YAMLError):  # files elsewhere, or of another form than ours
+        return _composed(tuple(f"{key}={value}" for key, value in overrides.items()), config_dirs)
     batch_size = int(overrides.get("batch_size", dataset.suggested.batch_size))
     rate = batch_size / dataset.train_size
     steps = math.ceil(float(overrides.get("epochs", dataset.suggested.epochs)) / rate)
@@ -127,8 +132,8 @@ def _made(groups: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> lis
 
 
 @remembered
-def _composed(candidate: tuple[str, ...]) -> Facts:
-    return facts_of_run(compose_each([candidate])[0].config)
+def _composed(candidate: Candidate, config_dirs: tuple[Path, ...]) -> Facts:
+    return facts_of_run(compose_each([candidate], config_dirs)[0].config)
 
 
 def facts_of_run(config: RunConfig) -> Facts:

@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from dpbench.claims import Cell
+from dpbench.claims.notation import Candidate
 from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted, require_same_releases
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
-from dpbench.reproduction.hashes import Candidate
 from dpbench.reproduction.queue import Work
 from dpbench.tracking import Status
 from dpbench.tracking.lock import is_held
@@ -33,7 +33,12 @@ class Launch:
     """
 
     def __init__(
-        self, results_dir: Path, passed_on: Sequence[str], launcher: Launcher | None, console: Console
+        self,
+        results_dir: Path,
+        passed_on: Sequence[str],
+        launcher: Launcher | None,
+        console: Console,
+        config_dirs: Sequence[Path] = (),
     ) -> None:
         """Set up.
 
@@ -42,11 +47,13 @@ class Launch:
             passed_on: settings of all runs.
             launcher: to hand them to; None for this process.
             console: is told what runs.
+            config_dirs: further folders searched for options.
         """
         self._results_dir = results_dir
         self._passed_on = tuple(passed_on)
         self._console = console
         self._launcher = launcher
+        self._config_dirs = config_dirs
         self._checked: set[tuple[Candidate, ...]] = set()
         self.ended = 0
         self.failures: dict[str, str] = {}
@@ -57,7 +64,7 @@ class Launch:
         begun: list[tuple[Work, Job]] = []
         for work in wave:
             try:
-                jobs = by_seed(compose_each([self._line(work)])[0])
+                jobs = by_seed(compose_each([self._line(work)], self._config_dirs)[0])
                 self._require_same_releases(work.entry.cell, jobs[0])
             except UserError as error:
                 self.failures[" ".join(work.batch.candidate)] = str(error)
@@ -109,7 +116,8 @@ class Launch:
     def _require_same_releases(self, cell: Cell, job: Job) -> None:
         """Of the candidates of a cell that is a search, once."""
         if job.config.privacy.search_runs is not None and cell.candidates not in self._checked:
-            require_same_releases(compose_each([(*one, *self._passed_on) for one in cell.candidates]))
+            lines = [(*one, *self._passed_on) for one in cell.candidates]
+            require_same_releases(compose_each(lines, self._config_dirs))
             self._checked.add(cell.candidates)
 
     def _line(self, work: Work) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.claims import Artefact, Cell, Evidence
+from dpbench.claims.notation import Candidate, settings_of
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
-from dpbench.reproduction.hashes import Candidate, Hashes, settings
+from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
 from dpbench.reproduction.standing import Batch, Standing, State, standing_of
 from dpbench.reproduction.times import Basis, Times
@@ -73,7 +74,15 @@ class Planner:
         tried: runs that this process has carried out.
     """
 
-    def __init__(self, artefacts: Sequence[Artefact], results_dir: Path, config: RunConfig, *, retry: bool) -> None:
+    def __init__(
+        self,
+        artefacts: Sequence[Artefact],
+        results_dir: Path,
+        config: RunConfig,
+        *,
+        retry: bool,
+        config_dirs: Sequence[Path] = (),
+    ) -> None:
         """Look at all cells.
 
         Args:
@@ -81,11 +90,13 @@ class Planner:
             results_dir: folder of the records.
             config: a run with the settings that all share: device and data.
             retry: whether runs that failed are to be tried once more.
+            config_dirs: further folders searched for options.
         """
         self._runs = results_dir / "runs"
         self._retry = retry
+        self._config_dirs = tuple(config_dirs)
         self._index = RecordIndex(results_dir)
-        self._hashes = Hashes(self._index)
+        self._hashes = Hashes(self._index, config_dirs)
         self._times = Times(config.device)
         self._learn(self._index.settings)
         self.evidence = Evidence(results_dir, self._hashes)
@@ -101,7 +112,7 @@ class Planner:
 
     def _entry(self, artefact: Artefact, cell: Cell, available: Available) -> Entry:
         try:
-            facts = facts_of(settings(cell.candidates[0]))
+            facts = facts_of(settings_of(cell.candidates[0]), self._config_dirs)
         except UserError as error:
             raise UserError(f"{artefact.where} at {cell.place}: {error}") from error
         lacking = available.lacks(cell, facts)

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from dpbench.claims import Artefact, Cell, Kind
+from dpbench.claims.notation import settings_of
 from dpbench.config import Job, RunConfig, compose_each
 from dpbench.data import Dataset, ImageDataset, Prompts, Samples, Split, Splits, TextDataset, TokenSplit
 from dpbench.errors import UserError
@@ -24,7 +25,6 @@ from dpbench.launch.execute import execute
 from dpbench.models.language import PretrainedText
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
-from dpbench.reproduction.hashes import settings
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking import Status
 from dpbench.training.execution import record_of
@@ -38,7 +38,13 @@ PIXELS = 32
 LENGTH, SAID = 32, 4
 
 
-def smoke(artefacts: Sequence[Artefact], passed_on: Sequence[str], config: RunConfig, console: Console) -> bool:
+def smoke(
+    artefacts: Sequence[Artefact],
+    passed_on: Sequence[str],
+    config: RunConfig,
+    console: Console,
+    config_dirs: Sequence[Path] = (),
+) -> bool:
     """Try every artefact, and print a line about each; whether one failed.
 
     Args:
@@ -46,12 +52,13 @@ def smoke(artefacts: Sequence[Artefact], passed_on: Sequence[str], config: RunCo
         passed_on: settings of all runs.
         config: a run with these.
         console: for the lines.
+        config_dirs: further folders searched for options.
     """
     console.print(f"{STEPS} steps of {BATCH} samples of one cell of each; none of these runs is a result.")
     available = Available(Path(config.data.root), download=config.data.download)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="dpbench-smoke-") as folder:
-        trial = _Trial(Path(folder), passed_on, available)
+        trial = _Trial(Path(folder), passed_on, available, tuple(config_dirs))
         for artefact in artefacts:
             start = time.perf_counter()
             problem, said = trial.of(artefact)
@@ -67,8 +74,11 @@ def smoke(artefacts: Sequence[Artefact], passed_on: Sequence[str], config: RunCo
 class _Trial:
     """Runs cells cut down to a few steps."""
 
-    def __init__(self, folder: Path, passed_on: Sequence[str], available: Available) -> None:
+    def __init__(
+        self, folder: Path, passed_on: Sequence[str], available: Available, config_dirs: tuple[Path, ...]
+    ) -> None:
         self._folder = folder
+        self._config_dirs = config_dirs
         self._passed_on = [line for line in passed_on if not line.startswith(("tracker", "fuse_seeds"))]
         self._available = available
         self._data: dict[str, Splits] = {}
@@ -79,7 +89,8 @@ class _Trial:
         if not cells:
             return False, str(artefact.kind) if artefact.kind != Kind.COMPUTED else "computed, not trained; not tried"
         try:
-            return self._tried(*min(((cell, facts_of(settings(cell.candidates[0]))) for cell in cells), key=self._cost))
+            known = [(cell, facts_of(settings_of(cell.candidates[0]), self._config_dirs)) for cell in cells]
+            return self._tried(*min(known, key=self._cost))
         except UserError as error:
             return True, f"failed: {error}"
 
@@ -93,7 +104,7 @@ class _Trial:
         if not here:
             instead.append(f"made-up data, for it needs {self._available.data(facts)}")
         job = self._job(cell, facts, made_up=not here)
-        weights = self._available.weights(cell, facts)
+        weights = self._available.weights(facts)
         if weights is not None:
             instead.append(f"random weights, for it needs {weights}")
         told = StringIO()
@@ -121,13 +132,13 @@ class _Trial:
             lines += [f"dataset.max_length={LENGTH}", "dataset.beams=1", f"dataset.most_tokens={SAID}"]
         if isinstance(facts.dataset, ImageDataset) and made_up and facts.dataset.height > PIXELS:
             lines += [f"dataset.height={PIXELS}", f"dataset.width={PIXELS}"]
-        lacks_weights = self._available.weights(cell, facts) is not None
+        lacks_weights = self._available.weights(facts) is not None
         if (getattr(facts.model, "image_size", None) or 0) > PIXELS and (lacks_weights or facts.weights is None):
             lines.append(f"model.image_size={PIXELS}")
         if lacks_weights:
             lines.append("model.pretrained=null")
             lines += ["model.depth=1"] if isinstance(facts.model, PretrainedText) else []
-        (job,) = compose_each([(*cell.candidates[0], *self._passed_on, *lines)])
+        (job,) = compose_each([(*cell.candidates[0], *self._passed_on, *lines)], self._config_dirs)
         job.config.results_dir = str(self._folder)
         return job
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from dpbench.claims import Cell, Evidence, Measured
 from dpbench.claims.evidence import best_of
-from dpbench.reproduction.hashes import Candidate
+from dpbench.claims.notation import Candidate
 from dpbench.tracking.status import Status
 
 # Runs that ended so may be tried once more; those that diverged would do so again.
