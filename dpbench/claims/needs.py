@@ -20,6 +20,7 @@ class Requirement:
         runs: trainings; the winner of a search is run again with further seeds.
         hours: least and most hours on a GPU; None where the specification estimates none of the runs.
         unknown: runs without an estimate.
+        sources: of the estimates.
     """
 
     datasets: tuple[str, ...]
@@ -27,6 +28,7 @@ class Requirement:
     runs: int
     hours: tuple[float, float] | None
     unknown: int
+    sources: tuple[str, ...]
 
     def in_words(self) -> str:
         """One line: what it needs, and how long it takes."""
@@ -65,4 +67,5 @@ def cost(cells: Iterable[Cell]) -> Requirement:
         runs=runs,
         hours=hours if timed else None,
         unknown=runs - sum(count for count, _ in timed),
+        sources=tuple(sorted({cell.needs.source for cell in found if cell.needs.source is not None})),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from dpbench.claims import (
@@ -22,7 +21,7 @@ from dpbench.claims import (
     examine,
 )
 from dpbench.claims.computed_file import Computed, path_of, read_computed
-from dpbench.claims.needs import Requirement, cost
+from dpbench.claims.needs import cost
 from dpbench.claims.notation import Labels, number
 from dpbench.claims.verdict import cleared
 from dpbench.report.selection import selection_of
@@ -172,10 +171,14 @@ class Grid:
         units = {entry.cell.unit for entry in self.entries.values()}
         return units.pop() if len(units) == 1 else None
 
-    @cached_property
-    def needs(self) -> Requirement | None:
-        """What all runs take, `in_words()` in a line; None for what is not trained."""
-        return cost(self.artefact.cells) if self.artefact.kind == Kind.TRAINED else None
+    @property
+    def needs(self) -> str | None:
+        """What all runs take, in sentences, and where their hours are estimated; None for what is not trained."""
+        if self.artefact.kind != Kind.TRAINED:
+            return None
+        found = cost(self.artefact.cells)
+        sources = f" The hours are estimated in {' and '.join(found.sources)}." if found.sources else ""
+        return f"{found.in_words()}.{sources}"
 
     @property
     def selection(self) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def as_markdown(grid: Grid, picture: str | None = None) -> str:
         lines += ["## Readings", "", *_list(f"{text} ({source})" for source, text in artefact.readings.items()), ""]
     if artefact.kind != Kind.NOT_REPRODUCIBLE:
         lines += ["## To reproduce", "", f"    {grid.command}", ""]
-        lines += [f"It needs {grid.needs.in_words()}.", ""] if grid.needs is not None else []
+        lines += [f"It needs {grid.needs}", ""] if grid.needs is not None else []
     return "\n".join(lines).rstrip() + "\n"
 
 
