@@ -12,6 +12,7 @@ from dpbench.claims import Evidence, Outcome, load_all, load_artefact
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, write_computed
 from dpbench.config import conf_folder
 from dpbench.report.grid import Grid, build_grid
+from dpbench.report.outcomes import LOOKS
 from dpbench.report.scorecard import as_markdown as scorecard
 from dpbench.report.scorecard import newest_record, origins_of, repeated
 from dpbench.report.selection import selection_of
@@ -170,7 +171,8 @@ def test_the_page_of_an_artefact_has_numbers_verdicts_and_all_that_explains_them
     assert "- Another model." in page
     assert "- three seeds (made_up.md 6)" in page
     assert "python -m dpbench.reproduce paper=adp artefact=made_up" in page
-    assert "It needs data digits; weights some-model; 12 runs; 24 to 48 GPU hours." in page
+    needs = "data digits; weights some-model; 12 runs; 24 to 48 GPU hours. The hours are estimated in made_up.md 4."
+    assert f"It needs {needs}" in page
 
 
 def test_a_claim_that_the_papers_own_numbers_contradict_is_marked(world):
@@ -261,6 +263,17 @@ def test_the_scorecard_tells_what_was_compared(world):
     # new is reproduced, old is above; the gain is 3 where 5 is printed, so below; the order holds.
     assert "Of 7 claims in 1 tables and figures 4 have been compared with numbers of ours; 2 of these" in page
     assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
+
+
+def test_the_scorecard_says_what_its_words_mean_and_what_writes_it(world):
+    lines = scorecard([grid_of(world)]).splitlines()
+    for outcome in Outcome:
+        (told,) = (line for line in lines if line.startswith(f"- *{outcome}*: "))
+        assert told.endswith(f"{LOOKS[outcome].meaning}.")
+        assert lines.index("| outcome | claims |") < lines.index(told) < lines.index("## Papers")
+    (command,) = (line for line in lines if "writes this page" in line)
+    assert "`python -m dpbench.reproduce`" in command
+    assert "docs/reproducing.md" in command
 
 
 def test_dpbenchs_own_claims_have_a_row_and_are_in_no_other_number(world):

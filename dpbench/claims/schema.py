@@ -169,7 +169,8 @@ class Order:
         within: the two lie within so much of each other, whichever is above; excludes `margin`.
         at_least: "not below" instead of "above".
         printed: whether the numbers that the paper prints bear it out; several claims of the papers fail there.
-        own: whether it is not the paper's, but one about its method, its released code or what is left of its claim.
+        own: whether it is not the paper's, but one about its method, its released code, what its numbers show without a
+            word of it, or what is left of its claim.
     """
 
     says: str

@@ -51,10 +51,19 @@ def _computed(panel: Panel) -> Plot:
     return Plot(panel.title, panel.x, panel.y, tuple(Series(curve) for curve in panel.curves))
 
 
+def name_of(where: str) -> str:
+    """What its paper calls an artefact, from its file below conf/paper: "Table 1"."""
+    return where.removesuffix(".yaml").partition("/")[2].replace("_", " ").capitalize()
+
+
 def place_of(where: str) -> str:
-    """What an artefact is called, from its file below conf/paper: "DiSK, Table 1"."""
-    paper, name = where.removesuffix(".yaml").split("/")
-    return f"{SECTIONS[paper]}, {name.replace('_', ' ').capitalize()}"
+    """Paper and artefact: "DiSK, Table 1"."""
+    return f"{SECTIONS[where.partition('/')[0]]}, {name_of(where)}"
+
+
+def heading_of(artefact: Artefact) -> str:
+    """Artefact and title."""
+    return f"{name_of(artefact.where)}: {artefact.title}"
 
 
 def title_of(artefact: Artefact) -> str:

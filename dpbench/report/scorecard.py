@@ -14,7 +14,8 @@ from dpbench.claims import SECTIONS, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.markdown import table
 from dpbench.report.grid import Grid, runs_behind, scorecard
-from dpbench.report.layout import title_of
+from dpbench.report.layout import heading_of
+from dpbench.report.outcomes import LOOKS
 from dpbench.tracking.reading import Recorded
 from dpbench.wording import number_of
 
@@ -22,6 +23,7 @@ from dpbench.wording import number_of
 AGREES = (Outcome.REPRODUCED, Outcome.ORDER_HOLDS)
 COMPARED = (*AGREES, Outcome.ABOVE, Outcome.BELOW, Outcome.ORDER_FAILS, Outcome.ORDER_OPEN, Outcome.ACCOUNTING_DIFFERS)
 OWN = "dpbench's own claims"
+COMMAND = "python -m dpbench.reproduce"
 
 
 def as_markdown(grids: Sequence[Grid]) -> str:
@@ -51,8 +53,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         yield ""
         yield (
             f"Not among these are dpbench's own claims about the papers, {number_of(len(card.own.findings), 'order')}: "
-            "what a method, or the code released with it, computes, what is left of a claim, or one carried over to "
-            "other data. "
+            "what a method, or the code released with it, computes, what printed numbers show without a word of it, "
+            "what is left of a claim, or one carried over to other data. "
             f"{len(own)} of them have been compared, and {own.count(Outcome.ORDER_HOLDS)} hold."
         )
     derived = claims.counts.get(Outcome.AS_DERIVED, 0)
@@ -79,6 +81,12 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         yield ""
     counts = ((outcome, claims.counts.get(outcome, 0)) for outcome in Outcome)
     yield from table(["outcome", "claims"], counts, numbers=("claims",))
+    yield ""
+    yield "What the outcomes mean:"
+    yield ""
+    yield from (f"- *{outcome}*: {look.meaning}." for outcome, look in LOOKS.items())
+    yield ""
+    yield f"The rules in full are in docs/reproducing.md. `{COMMAND}` runs what is missing and writes this page."
     yield ""
 
 
@@ -157,8 +165,8 @@ def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
 
 
 def _link(grid: Grid) -> str:
-    title = title_of(grid.artefact).partition(", ")[2]
-    return f"[{title}]({grid.artefact.paper}/{grid.artefact.name}.md)"
+    artefact = grid.artefact
+    return f"[{heading_of(artefact)}]({artefact.paper}/{artefact.name}.md)"
 
 
 def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dpbench.claims import SECTIONS, Cell, Finding, Kind, Lack, Outcome, Scoreca
 from dpbench.claims.notation import Labels
 from dpbench.report.grid import Entry, Grid, scorecard
 from dpbench.report.inline_svg import inline_svg
-from dpbench.report.layout import place_of
+from dpbench.report.layout import name_of, place_of
 from dpbench.wording import number_of
 
 FIGURE_LIMIT = 200_000
@@ -108,7 +108,7 @@ class ArtefactView:
     @property
     def name(self) -> str:
         """As the paper has it: "Table 1"."""
-        return self.grid.artefact.name.replace("_", " ").capitalize()
+        return name_of(self.grid.artefact.where)
 
     @property
     def anchor(self) -> str:

@@ -13,7 +13,7 @@ from dpbench.claims import SECTIONS, Outcome
 from dpbench.config.schema import TrackerSettings
 from dpbench.markdown import table
 from dpbench.report.grid import Grid, scorecard
-from dpbench.report.layout import title_of
+from dpbench.report.layout import heading_of, title_of
 from dpbench.report.scorecard import OWN
 from dpbench.report.selection import selection_of
 from dpbench.tracking import log_once
@@ -94,7 +94,10 @@ def build_report(settings: TrackerSettings, grids: Sequence[Grid]) -> reports.Re
         keys = [f"{paper}/{grid.artefact.name}_picture" for grid in own]
         blocks.append(reports.PanelGrid(runsets=[ours], panels=[reports.MediaBrowser(title=name, media_keys=keys)]))
         for grid in own:
-            blocks += [reports.H2(title_of(grid.artefact).partition(", ")[2]), reports.MarkdownBlock(_section(grid))]
+            blocks += [
+                reports.H2(heading_of(grid.artefact)),
+                reports.MarkdownBlock(_section(grid)),
+            ]
     return reports.Report(
         project=settings.project,
         entity=settings.entity or "",
