@@ -75,7 +75,11 @@ def test_settings_that_are_typed_compose():
     assert len(compose_each(lines)) > 100
 
 
-@pytest.mark.parametrize("words", [words[1:] for _, words in FOUND if words[0] == "dpbench.reproduce"], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [words[1:] for _, words in FOUND if words[0] == "dpbench.reproduce" and "my_conf" not in words],
+    ids=" ".join,
+)
 def test_tables_and_figures_that_are_typed_exist(words):
     arguments = parse_reproduce(words)
     for paper in arguments.papers:

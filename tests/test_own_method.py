@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from cli import ROOT, read, records, run, started, status, write_option
 
+from dpbench import reproduce
 from dpbench.cli.privacy import main as privacy
 from dpbench.config import compose_jobs, config_hash, resolved
+from dpbench.reproduction.times import Speed, Times
 
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs/own_method.md").read_text()
@@ -17,7 +19,7 @@ FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 
 def write_example(folder: Path) -> Path:
     """The files that the page shows, under the names it gives them."""
-    shown = re.findall(r"`(my_conf/\S+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.findall(r"`(my_conf/\S+\.\w+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", PAGE, re.DOTALL)
     assert [name for name, _ in shown] == [
         "my_conf/my_filters.py",
         "my_conf/filter/median.yaml",
@@ -86,6 +88,18 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
     (record,) = records(tmp_path / "own")
     assert read(record, "summary.json")["model"] == "patches"
     assert read(record, "summary.json")["test_accuracy"]["final"] > 0.3
+
+
+def test_the_example_of_a_table_is_planned(my_conf, monkeypatch, capsys):
+    ((name, table),) = re.findall(r"`(my_claims/\S+)`[^`]*```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (my_conf.parent / name).parent.mkdir(parents=True)
+    (my_conf.parent / name).write_text(table)
+    (line,) = (line for line in PAGE.splitlines() if line.startswith("    python -m dpbench.reproduce"))
+    monkeypatch.chdir(my_conf.parent)
+    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
+    assert reproduce.main([*shlex.split(line)[3:], "plan=true", *FAST[:2]]) == 0
+    # Two cells of three seeds; two of a search over two candidates, the better of which has two further seeds.
+    assert "What can be run here: 14 runs" in capsys.readouterr().out
 
 
 def test_the_privacy_command_takes_it(my_conf, capsys):
