@@ -188,6 +188,81 @@ def test_a_run_that_another_command_is_at_comes_last(tmp_path, monkeypatch):
     assert order[-1] == others[0].path
 
 
+def test_runs_of_a_launcher_may_go_to_devices_that_are_not_here(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    given = {"always": ("paper=adp", "tracker=disabled", "device=cuda")}
+    here = run(tmp_path, "plan=true", **given)
+    assert here.code == 2
+    assert here.error().startswith("device=cuda: ")
+    there = run(tmp_path, "plan=true", "launcher=basic", **given)
+    assert (there.code, there.err) == (0, "")
+    assert "What can be run here: 8 runs" in there.out
+    # The device is a run's own matter, and this launcher's runs are here.
+    launched = run(tmp_path, "launcher=basic", "budget=1h", **given)
+    assert launched.code == 1
+    assert "device=cuda: " in launched.err
+
+
+OWN = {
+    "algo/mine.yaml": "# @package _global_\ndefaults:\n  - override /filter: median\n  - _self_\nalgo:\n  name: mine\n",
+    "filter/median.yaml": "defaults:\n  - /schema/filter@_here_: filters_of_claims.Median\n  - _self_\nwindow: 3\n",
+    "filters_of_claims.py": """\
+from dataclasses import dataclass
+
+from dpbench.filters import Filter
+
+
+@dataclass
+class Median(Filter):
+    window: int = 3
+
+    def __post_init__(self):
+        self._last = []
+
+    def apply(self, gradient):
+        import torch
+
+        self._last = [gradient.clone(), *self._last][: self.window]
+        return torch.stack(self._last).median(dim=0).values
+
+    def state_dict(self):
+        return {"last": [gradient.clone() for gradient in self._last]}
+
+    def load_state_dict(self, state):
+        self._last = [gradient.clone() for gradient in state["last"]]
+""",
+}
+
+
+@pytest.mark.parametrize("launcher", [(), ("launcher=basic",)])
+def test_cells_may_have_options_of_ones_own(tmp_path, monkeypatch, launcher):
+    """They are planned, run, found again and judged; and run anew once their defaults change."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, text in OWN.items():
+        path = tmp_path / "own" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    folder = claims(tmp_path, table_1=TABLE.replace("new: algo=disk", "new: algo=mine"))
+    (folder / "adp").rename(folder / "beyond")
+    given = {"always": ("device=cpu", "tracker=disabled")}
+    refused = run(tmp_path, **given)
+    assert refused.code == 2
+    assert "algo=mine: expected one of " in refused.err
+    own = ("-cd", str(tmp_path / "own"), *launcher)
+    outcome = run(tmp_path, *own, **given)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "8 runs ended, 0 failed." in outcome.out
+    found = finished(outcome.results)
+    assert len(found) == 8
+    again = run(tmp_path, *own, **given)
+    assert "4 trained cells: 4 done." in again.out
+    assert finished(again.results) == found
+    (tmp_path / "own/filter/median.yaml").write_text(OWN["filter/median.yaml"].replace("3", "5"))
+    assert "4 trained cells: 2 done, 2 missing." in run(tmp_path, *own, "plan=true", **given).out
+    assert run(tmp_path, "-cd", str(tmp_path / "none"), **given).error().startswith("-cd ")
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [

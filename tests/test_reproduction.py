@@ -627,6 +627,12 @@ def test_arguments_are_read():
     assert parse([]) == Arguments(claims=conf_folder() / "paper")
 
 
+def test_a_folder_of_options_may_stand_anywhere(tmp_path):
+    for typed in (["-cd", str(tmp_path), "plan=true"], ["plan=true", "--config-dir", str(tmp_path)]):
+        found = parse(typed)
+        assert (found.config_dirs, found.plan) == ((tmp_path,), True)
+
+
 @pytest.mark.parametrize(
     ("typed", "says"),
     [

@@ -233,6 +233,20 @@ def test_what_was_not_run_says_what_it_needs(world):
     assert finding.detail == "needs data digits; weights some-model; 3 runs; 6 to 12 GPU hours"
 
 
+@pytest.mark.parametrize("source", ["own.pt", "weights/own.safetensors", "./own", "/elsewhere/own"])
+def test_weights_that_are_a_file_are_told_apart_from_those_of_a_hub(world, source):
+    """Of an order, too, if one of its cells needs them."""
+
+    def lacks(source: str) -> list[Lack | None]:
+        begins = f"new: algo=disk model.pretrained={source}"
+        artefact = world.artefact(ABOVE % "", change=lambda text: text.replace("new: algo=disk", begins))
+        return [finding.lack for finding in examine(artefact, world.evidence).findings]
+
+    new, old, gain, order = [Lack.UNPUBLISHED] * 2, [Lack.WEIGHTS] * 2, [Lack.UNPUBLISHED] * 2, [Lack.UNPUBLISHED]
+    assert lacks(source) == [*new, *old, *gain, *order]
+    assert set(lacks("owner/model")) == set(lacks("vit_small_patch16_224.augreg")) == {Lack.WEIGHTS}
+
+
 @pytest.mark.parametrize("status", ["diverged", "failed", "invalid"])
 def test_a_run_that_ended_badly_does_not_count(world, status):
     """Its accuracy would fit."""
