@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from dpbench.config.schema import RunConfig
+from dpbench.stage import is_own
 
-# Settings that say where and how a run is carried out or shown, not what it computes.
-# `algo` only names values that the stages hold; `seed` is the folder below the hash.
+# What of a config.yaml says where and how a run is carried out or shown, not what it computes.
+# `algo` only names values that the stages hold; `seed` is the folder below the hash; `choices` and `overrides` tell how
+# it was typed.
 NOT_IDENTITY = frozenset(
     {
         "algo",
         "channels_last",
         "checkpoint",
+        "choices",
         "data",
         "device",
         "force",
         "fuse_seeds",
         "keep_model",
         "micro_batch",
+        "overrides",
         "plan",
         "results_dir",
         "seed",
@@ -35,14 +39,17 @@ NOT_IDENTITY = frozenset(
 )
 # Settings that older records lack: a run without them is one for which they are null.
 NULL_WHERE_ABSENT = frozenset({"privacy.search_runs"})
-# What config.yaml holds besides the settings.
-BESIDE = frozenset({"choices", "overrides"})
+
+
+def is_identity(name: str) -> bool:
+    """Whether a setting, by its dotted name, is one of those that can change the numbers of a run."""
+    return not any(name == one or name.startswith(f"{one}.") for one in NOT_IDENTITY)
 
 
 def changes_nothing(override: str) -> bool:
     """Whether what was typed only says where, how or for which seed a run is carried out, or shown."""
     key = override.lstrip("+~").partition("=")[0]
-    return any(key == one or key.startswith(f"{one}.") for one in NOT_IDENTITY - {"algo"})
+    return key.partition(".")[0] != "algo" and not is_identity(key)
 
 
 def name_of(overrides: Iterable[str]) -> str:
@@ -67,8 +74,7 @@ def plain(value: Any) -> Any:
 
 def _kind(cls: type) -> str:
     """The name of a class; with its module where that is outside the package and may have any names."""
-    ours = cls.__module__.split(".")[0] == "dpbench"
-    return cls.__name__ if ours else f"{cls.__module__}.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}" if is_own(cls) else cls.__name__
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -79,24 +85,32 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 
 def identity(config: RunConfig) -> dict[str, Any]:
-    """The settings that can change the numbers of a run, delta as a number."""
-    settings = {key: value for key, value in resolved(config).items() if key not in NOT_IDENTITY}
-    settings["dataset"] = {k: v for k, v in settings["dataset"].items() if f"dataset.{k}" not in NOT_IDENTITY}
-    leave_out_absent(settings)
-    settings["delta"] = config.delta_value
-    settings["evaluation"] = config.evaluate_every
-    return settings
+    """The settings that can change the numbers of a run, see `identifying`."""
+    return identifying(resolved(config), delta=config.delta_value, evaluated_every=config.evaluate_every)
 
 
-def leave_out_absent(settings: dict[str, Any]) -> None:
-    """Take out of an identity what a run has not: one that is of no search is what it was before there were any."""
-    for setting in NULL_WHERE_ABSENT:
-        group, _, name = setting.partition(".")
-        if settings[group].get(name) is None:
-            settings[group].pop(name, None)
+def identifying(settings: Mapping[str, Any], *, delta: float, evaluated_every: int) -> dict[str, Any]:
+    """Of all settings those that can change the numbers of a run.
+
+    Args:
+        settings: plain values, or what else config.yaml holds.
+        delta: as a number, however it was typed.
+        evaluated_every: steps between evaluations, however they were typed.
+    """
+    kept = {name: value for name, value in settings.items() if is_identity(name)}
+    kept["dataset"] = {name: value for name, value in kept["dataset"].items() if is_identity(f"dataset.{name}")}
+    for setting in NULL_WHERE_ABSENT:  # a run that is of no search is what it was before there were any
+        group, _, absent = setting.partition(".")
+        kept[group] = {name: value for name, value in kept[group].items() if name != absent or value is not None}
+    return {**kept, "delta": delta, "evaluation": evaluated_every}
 
 
 def config_hash(config: RunConfig) -> str:
-    """12 hexadecimal digits of the identity's SHA-256; equal however the settings were typed."""
-    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    """The hash of a run's identity; equal however the settings were typed."""
+    return digest(identity(config))
+
+
+def digest(identity: Mapping[str, Any]) -> str:
+    """12 hexadecimal digits of an identity's SHA-256."""
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -5,13 +5,11 @@ Nothing is composed, so it is of the run as it was recorded, whatever options an
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from dpbench.config.identity import BESIDE, NOT_IDENTITY, leave_out_absent
+from dpbench.config.identity import digest, identifying
 from dpbench.config.own import own_stage
 from dpbench.config.rules import delta_of, evaluated_every
 from dpbench.config.schema import SCHEMAS
@@ -27,11 +25,13 @@ def recorded_hash(content: Mapping[str, Any]) -> str:
         ValueError: a setting is missing or has no such value as a run can have.
     """
     try:
-        identity = _identity(content)
+        settings = _read(content)
+        size = settings["dataset"]["train_size"]
+        if math.isnan(delta := delta_of(settings["delta"], size)):
+            raise ValueError(f"delta={settings['delta']}")
+        return digest(identifying(settings, delta=delta, evaluated_every=_evaluated_every(settings, size)))
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
         raise ValueError(f"has settings that no run can have ({type(error).__name__}: {error})") from error
-    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def recorded_stage(group: str, content: Mapping[str, Any]) -> Any:
@@ -57,18 +57,6 @@ def recorded_stage(group: str, content: Mapping[str, Any]) -> Any:
         return (own_stage(group, module, name) if module else known[kind])(**settings)
     except TypeError as error:
         raise ValueError(f"{group} has settings that {kind} can't have ({error})") from error
-
-
-def _identity(content: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: _read(value) for key, value in content.items() if key not in NOT_IDENTITY | BESIDE}
-    leave_out_absent(kept)
-    dataset = kept["dataset"]
-    kept["dataset"] = {key: value for key, value in dataset.items() if f"dataset.{key}" not in NOT_IDENTITY}
-    if math.isnan(delta := delta_of(kept["delta"], dataset["train_size"])):
-        raise ValueError(f"delta={kept['delta']}")
-    kept["delta"] = delta
-    kept["evaluation"] = _evaluated_every(kept, dataset["train_size"])
-    return kept
 
 
 def _read(value: Any) -> Any:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from dpbench.claims.schema import METRICS
-from dpbench.config.identity import BESIDE, NOT_IDENTITY, changes_nothing
+from dpbench.config.identity import changes_nothing, is_identity
 from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise
 from dpbench.privacy.sampling import SCHEMES
@@ -126,7 +126,7 @@ class Configuration:
         choices = self.config.get("choices") or {}
         single, groups = [], []
         for key, value in self.config.items():
-            if key in NOT_IDENTITY | BESIDE:
+            if not is_identity(key):
                 continue
             if not isinstance(value, dict):
                 single.append(f"{key}={_shown(value)}")

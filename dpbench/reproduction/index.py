@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from dpbench.config.identity import NOT_IDENTITY, NULL_WHERE_ABSENT
+from dpbench.config.identity import NULL_WHERE_ABSENT, is_identity
 from dpbench.config.messages import GROUPS
 from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.tracking.columns import ABSENT
@@ -78,7 +78,7 @@ class RecordIndex:
             name = option_name(key, typed)
             wanted = ANY if name is None else canonical(name)
             key = f"{key}.name"
-        elif key in GROUPS or key in NOT_IDENTITY or key.partition(".")[0] in (*NOT_IDENTITY, *DERIVED):
+        elif key in GROUPS or not is_identity(key) or key.partition(".")[0] in DERIVED:
             wanted = ANY
         else:
             wanted = canonical(typed)

@@ -174,12 +174,9 @@ def from_to(values: Sequence[float]) -> str:
 
 def differences(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[str]]]:
     """The settings that can change the numbers of a run and are not the same in all groups, with their values."""
-    from dpbench.config.identity import BESIDE, NOT_IDENTITY  # which settings these are takes seconds to import
+    from dpbench.config.identity import is_identity  # takes seconds to import
 
-    elsewhere = NOT_IDENTITY | BESIDE
-    for name in index.settings:
-        if name.partition(".")[0] in elsewhere or any(name == one or name.startswith(f"{one}.") for one in elsewhere):
-            continue
+    for name in filter(is_identity, index.settings):
         held = index.column(name)
         cells = [_written({_text(held[place]): None for place in group.places}) for group in groups]
         if len(set(cells)) > 1:
