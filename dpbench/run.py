@@ -70,10 +70,9 @@ def _team(typed: list[str]) -> int:
 def _main(typed: list[str]) -> int:
     options = _flags(typed)
     flags = [argument for argument in typed if argument not in options.overrides]
-    written = [_written_out(override, multirun=options.multirun) for override in options.overrides]
-    if written != options.overrides and sum(line.startswith("seed=") for line in written) > 1:
+    overrides = [_written_out(override, multirun=options.multirun) for override in options.overrides]
+    if overrides != options.overrides and sum(line.startswith("seed=") for line in overrides) > 1:
         raise UserError("seeds=N stands for seed=0,...,N-1; give seed or seeds, not both")
-    overrides = [quoted(override) for override in written]
     if options.info or options.hydra_help or options.shell_completion:
         find_own_stages(_folders(options))
         try:
@@ -316,7 +315,7 @@ def _fused(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
 def _launch(flags: list[str], overrides: list[str]) -> str | None:
     """Hand over to Hydra; the traceback of what was raised outside of the run, if anything was."""
     # Overrides first: a flag that may have a value, as --info, would take one for it.
-    sys.argv = [sys.argv[0], *overrides, *flags]
+    sys.argv = [sys.argv[0], *map(quoted, overrides), *flags]
     raised = []
 
     def task(composed: DictConfig) -> None:

@@ -7,7 +7,7 @@ from specifications import PAPERS, artefacts
 
 from dpbench.claims import Cell
 from dpbench.claims.notation import alternatives
-from dpbench.config import compose_each, compose_jobs, conf_folder, config_hash, quoted
+from dpbench.config import compose_each, compose_jobs, conf_folder, config_hash
 from dpbench.config.messages import GROUPS
 from dpbench.training.budget import budget
 
@@ -60,7 +60,7 @@ def two_with_most(cells: list[Cell]) -> list[Cell]:
 def compose(cells: list[Cell]) -> None:
     """Of a search its first candidate."""
     for cell in cells:
-        compose_jobs([quoted(line) for line in cell.candidates[0]], multirun=False)
+        compose_jobs(cell.candidates[0], multirun=False)
 
 
 @pytest.mark.parametrize("paper", [*PAPERS, "beyond"])

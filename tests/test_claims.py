@@ -18,7 +18,7 @@ from dpbench.claims.notation import parse_overrides, parse_printed
 from dpbench.claims.pairs import changes_of, pairs_of, sources
 from dpbench.claims.schema import Order, Trend
 from dpbench.cli.help import help_text
-from dpbench.config import compose_each, compose_jobs, quoted
+from dpbench.config import compose_each, compose_jobs
 from dpbench.errors import UserError
 
 
@@ -362,7 +362,7 @@ def test_cells_are_expanded_into_the_runs_behind_them(artefact, labels, override
 )
 def test_gradient_and_histogram_have_together_the_noise_that_tuning_leaves(table, labels, joint):
     cell = cell_at(artefacts()[f"dc_sgd/{table}"], *labels)
-    (job,) = compose_jobs([quoted(line) for line in cell.candidates[0]], multirun=False)
+    (job,) = compose_jobs(cell.candidates[0], multirun=False)
     plan = job.config.release_plan().scaled(job.config.privacy.noise_multiplier)
     assert {round(run.release.joint.noise_multiplier, 3) for run in plan.runs} == {joint}
 

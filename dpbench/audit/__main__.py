@@ -20,7 +20,7 @@ with starting(), uncollected():
     from dpbench.audit.result import Audit, Finding
     from dpbench.audit.settings import AuditSettings, audit_hash, compose
     from dpbench.cli.command import OverridesParser, run_command
-    from dpbench.config import Job, config_hash, quoted, resolved
+    from dpbench.config import Job, config_hash, resolved
     from dpbench.console import make_console
     from dpbench.devices import choose_device, prepare_device
     from dpbench.errors import UserError
@@ -89,7 +89,7 @@ def help_text() -> str:
 
 def _parsed(typed: list[str]) -> tuple[Job, AuditSettings]:
     options, folders = OverridesParser().parse(typed)
-    return compose([quoted(override) for override in options.overrides], folders)
+    return compose(options.overrides, folders)
 
 
 def _audit(job: Job, settings: AuditSettings) -> int:

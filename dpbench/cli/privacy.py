@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.command import OK, OverridesParser, run_command
-from dpbench.config import Job, compose_jobs, quoted
+from dpbench.config import Job, compose_jobs
 from dpbench.config.schema import RunConfig, register
 from dpbench.console import make_console, new_table
 from dpbench.errors import UserError, require
@@ -62,7 +62,7 @@ def _main(typed: list[str]) -> int:
     grid = None if options.grid is None else int(options.grid)
     register()
     # What a run spends is the same for all seeds.
-    overrides = [quoted(line) for line in options.overrides if not line.startswith(("seed=", "seeds="))]
+    overrides = [line for line in options.overrides if not line.startswith(("seed=", "seeds="))]
     _print(compose_jobs(overrides, multirun=True, config_dirs=folders), grid, make_console())
     return OK
 

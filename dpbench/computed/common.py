@@ -7,7 +7,7 @@ from functools import cache
 
 from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed_file import Curve, Style
-from dpbench.config import RunConfig, compose_jobs, quoted
+from dpbench.config import RunConfig, compose_jobs
 
 # Curves have at most about so many points: what a page shows.
 POINTS = 400
@@ -22,7 +22,7 @@ def values_of(artefact: Artefact, number: Callable[[Cell], float]) -> Mapping[st
 @cache
 def composed(*overrides: str) -> RunConfig:
     """The configuration of overrides; shared, so its stages are not to be run."""
-    return compose_jobs([quoted(line) for line in overrides], multirun=False)[0].config
+    return compose_jobs(overrides, multirun=False)[0].config
 
 
 def curve(name: str, x: Iterable[float], y: Iterable[float], style: Style = Style.LINE) -> Curve:

@@ -172,7 +172,7 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
     find_own_stages(config_dirs)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
-        parsed = _parse(overrides, config_dirs)
+        parsed = _parse([quoted(override) for override in overrides], config_dirs)
         for override in parsed:
             if override.is_sweep_override() and not multirun:
                 raise UserError(f"{override.input_line}: {ADD_M}")

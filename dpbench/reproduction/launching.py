@@ -9,7 +9,7 @@ from rich.console import Console
 
 from dpbench.claims import Cell
 from dpbench.claims.notation import Candidate
-from dpbench.config import Job, by_seed, compose_each, in_grammar, quoted, require_same_releases
+from dpbench.config import Job, by_seed, compose_each, in_grammar, require_same_releases
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.launch.launcher import Launcher, LauncherError
@@ -110,8 +110,8 @@ class Launch:
             for job in jobs:
                 execute([job], self._console)
             return {}
-        lines = [[quoted(override) for override in job.overrides] for job in jobs]
-        return {place: trace for place, trace in enumerate(self._launcher(lines)) if trace is not None}
+        raised = self._launcher([job.overrides for job in jobs])
+        return {place: trace for place, trace in enumerate(raised) if trace is not None}
 
     def _require_same_releases(self, cell: Cell, job: Job) -> None:
         """Of the candidates of a cell that is a search, once."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dpbench.config import Job, RunConfig, compose_jobs, config_hash, quoted
+from dpbench.config import Job, RunConfig, compose_jobs, config_hash
 from dpbench.devices import choose_device, describe, prepare_device
 from dpbench.errors import UserError
 from dpbench.randomness import global_stream
@@ -94,8 +94,7 @@ def follow(team: TorchTeam, config_dirs: Sequence[Path]) -> None:
 
 
 def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path]) -> None:
-    overrides = [quoted(override) for override in order.overrides]
-    (job,) = compose_jobs(overrides, multirun=False, config_dirs=config_dirs)
+    (job,) = compose_jobs(order.overrides, multirun=False, config_dirs=config_dirs)
     config = job.config
     if config_hash(config) != order.hash:
         raise UserError("the same settings are another run here; all machines need the same code and options")
