@@ -36,6 +36,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "0.lock"
 
 
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Signs of life come often, and locks are soon stale."""
+    monkeypatch.setattr(locks, "BEAT", BEAT)
+    monkeypatch.setattr(locks, "STALE", STALE)
+
+
 def in_processes(count: int, target, *arguments) -> None:
     """Let so many processes do the same at once."""
     together = FORK.Barrier(count)
@@ -121,12 +128,12 @@ def test_a_lock_that_cannot_be_taken_away_stays_and_is_an_error_of_nobody(path, 
 
 
 @pytest.mark.parametrize("leave", [held_elsewhere, held_by_the_dead])
-def test_a_stale_lock_is_taken_over_by_exactly_one_of_many(path, leave):
+def test_a_stale_lock_is_taken_over_by_exactly_one_of_many(path, leave, quick):
     leave(path)
     log = path.with_name("log")
 
     def contend(together) -> None:
-        watch, lock = Watch(path, stale=STALE, beat=BEAT), Lock(path, beat=BEAT)
+        watch, lock = Watch(path), Lock(path)
         together.wait()
         end = time.monotonic() + 3 * STALE
         while time.monotonic() < end:
@@ -201,10 +208,10 @@ def test_a_killed_child_that_nobody_has_asked_after_is_gone(path):
 # Signs of life, and clocks.
 
 
-def test_a_holder_that_lives_is_left_alone_whatever_its_file_says_of_the_time(path):
-    lock = Lock(path, beat=BEAT)
+def test_a_holder_that_lives_is_left_alone_whatever_its_file_says_of_the_time(path, quick):
+    lock = Lock(path)
     assert lock.acquire()
-    watch = Watch(path, stale=STALE, beat=BEAT)
+    watch = Watch(path)
     end = time.monotonic() + 3 * STALE
     while time.monotonic() < end:
         os.utime(path, (0, 0))  # a clock that is decades late
@@ -214,9 +221,9 @@ def test_a_holder_that_lives_is_left_alone_whatever_its_file_says_of_the_time(pa
     assert watch.look() == State.FREE
 
 
-def test_a_holder_without_signs_of_life_is_stale_whatever_its_file_says_of_the_time(path):
+def test_a_holder_without_signs_of_life_is_stale_whatever_its_file_says_of_the_time(path, quick):
     held_elsewhere(path)
-    watch = Watch(path, stale=STALE, beat=BEAT)
+    watch = Watch(path)
     start = time.monotonic()
     while watch.look() == State.HELD:
         later = time.time() + 10**6
@@ -248,15 +255,16 @@ def test_one_who_stands_still_under_a_claim_gives_it_up(path, monkeypatch):
         return glance(path)
 
     monkeypatch.setattr(locks, "look", slow)
-    assert not take_away(path, seen, patience=0.1)
+    monkeypatch.setattr(locks, "STALE", 0.1)
+    assert not take_away(path, seen)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path):
+def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path, quick):
     held_by_the_dead(path)
     claim = path.with_name(f"{path.name}.{look(path).token}.1")
     claim.touch()
-    watch, lock = Watch(path, stale=STALE, beat=BEAT), Lock(path)
+    watch, lock = Watch(path), Lock(path)
     assert watch.look() == State.HELD
     assert not lock.acquire()
     while watch.look() == State.HELD:
@@ -267,11 +275,11 @@ def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path):
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_lock_that_was_made_and_not_yet_written_is_held_until_it_is_stale(path):
+def test_a_lock_that_was_made_and_not_yet_written_is_held_until_it_is_stale(path, quick):
     path.parent.mkdir()
     path.touch()
     assert not Lock(path).acquire()
-    watch = Watch(path, stale=STALE, beat=BEAT)
+    watch = Watch(path)
     while watch.look() == State.HELD:
         time.sleep(BEAT / 2)
     assert watch.take_away()
@@ -286,8 +294,8 @@ def take_over(path: Path) -> None:
     held_elsewhere(path)
 
 
-def test_who_has_lost_a_lock_sees_it_by_itself_and_leaves_the_new_one_alone(path):
-    lock = Lock(path, beat=BEAT)
+def test_who_has_lost_a_lock_sees_it_by_itself_and_leaves_the_new_one_alone(path, quick):
+    lock = Lock(path)
     assert lock.acquire()
     seen = look(path)
     path.unlink()
@@ -349,9 +357,9 @@ def test_a_record_left_running_without_a_living_lock_is_an_interrupted_one(tmp_p
     record = RunRecord(tmp_path, "0" * 12, 0)
     assert record.lock.acquire()
     record.start({}, {})
-    assert record.status()["status"] == "running"
+    assert Recorded.read(record.folder).status == "running"
     record.lock.release()
-    assert record.status()["status"] == "interrupted"
+    assert Recorded.read(record.folder).status == "interrupted"
     held_by_the_dead(record.lock.path)
     assert Recorded.read(record.folder).status == "interrupted"
     record.lock.path.unlink()
@@ -359,13 +367,14 @@ def test_a_record_left_running_without_a_living_lock_is_an_interrupted_one(tmp_p
     assert Recorded.read(record.folder).status == "running"
 
 
-def test_a_job_that_was_queued_again_outlives_the_lock_of_its_former_self(path):
+def test_a_job_that_was_queued_again_outlives_the_lock_of_its_former_self(path, quick, monkeypatch):
     held_elsewhere(path)
-    locks.outlive(path, stale=STALE, beat=BEAT)
+    locks.outlive(path)
     assert look(path) is None
-    lock = Lock(path, beat=BEAT)
+    lock = Lock(path)
     assert lock.acquire()
-    locks.outlive(path, stale=60 * STALE, beat=BEAT)  # one sign of life is enough
+    monkeypatch.setattr(locks, "STALE", 60 * STALE)
+    locks.outlive(path)  # one sign of life is enough
     lock.check()
     lock.release()
 

@@ -86,13 +86,14 @@ def is_held(path: Path) -> bool:
     return seen is not None and not seen.process.gone()
 
 
-def take_away(path: Path, seen: Seen, patience: float = STALE) -> bool:
+def take_away(path: Path, seen: Seen) -> bool:
     """Remove a lock, if it is still as it was seen; whether this process did.
+
+    Who stands still under the claim for half of what makes a lock stale gives it up.
 
     Args:
         path: of the lock.
         seen: how it was found; with claims only if they have stood as long as makes a lock stale.
-        patience: see `Watch`; who stood still for half of it while it held the claim gives it up.
     """
     claim = path.with_name(f"{path.name}.{seen.token}.{seen.claims + 1}")
     began = time.monotonic()
@@ -102,7 +103,7 @@ def take_away(path: Path, seen: Seen, patience: float = STALE) -> bool:
         return False
     try:
         now = look(path)
-        if now is None or now.content != seen.content or time.monotonic() - began > patience / 2:
+        if now is None or now.content != seen.content or time.monotonic() - began > STALE / 2:
             return False
         path.unlink(missing_ok=True)  # missing only if somebody deleted the folder
         for left in range(1, seen.claims + 1):  # by processes that ended in the middle of this
@@ -119,15 +120,13 @@ class Lock:
         path: of its file.
     """
 
-    def __init__(self, path: Path, *, beat: float = BEAT) -> None:
+    def __init__(self, path: Path) -> None:
         """Set up.
 
         Args:
             path: of its file; the folder is made where it is missing.
-            beat: seconds between two signs of life.
         """
         self.path = path
-        self._beat = beat
         self._file: int | None = None
         self._token = ""
         self._lost = False
@@ -186,7 +185,7 @@ class Lock:
     def _live(self) -> None:
         """Give signs of life, and see whether others still count on them."""
         beats = 0
-        while not self._ends.wait(self._beat):
+        while not self._ends.wait(BEAT):
             beats += 1
             try:
                 self._write(COUNTER.format(beats).encode(), self._at)
@@ -248,18 +247,9 @@ class Watch:
         seen: the lock when it was last looked at.
     """
 
-    def __init__(self, path: Path, *, stale: float = STALE, beat: float = BEAT) -> None:
-        """Set up.
-
-        Args:
-            path: of the lock.
-            stale: seconds without a sign of life until a lock is stale.
-            beat: seconds that count at most between two looks, so that one who slept does not take others for gone.
-        """
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.seen: Seen | None = None
-        self._stale = stale
-        self._beat = beat
         self._still = 0.0
         self._looked = 0.0
 
@@ -272,22 +262,22 @@ class Watch:
         if self.seen != before:
             self._still = 0.0
         else:
-            self._still += min(self._looked - looked, self._beat)
+            self._still += min(self._looked - looked, BEAT)  # who slept is not to take others for gone
         gone = self.seen.process.gone() and not self.seen.claims
-        return State.STALE if gone or self._still >= self._stale else State.HELD
+        return State.STALE if gone or self._still >= STALE else State.HELD
 
     def take_away(self) -> bool:
         """Remove a lock that was stale at the last look; whether this process did."""
-        return self.seen is not None and take_away(self.path, self.seen, self._stale)
+        return self.seen is not None and take_away(self.path, self.seen)
 
 
-def outlive(path: Path, *, stale: float = STALE, beat: float = BEAT) -> None:
+def outlive(path: Path) -> None:
     """Wait until a lock gives a sign of life or has gone; one that gives none for long enough is taken away."""
-    watch = Watch(path, stale=stale, beat=beat)
+    watch = Watch(path)
     state = watch.look()
     first = watch.seen
     while state == State.HELD and watch.seen == first:
-        time.sleep(beat / 5)
+        time.sleep(BEAT / 5)
         state = watch.look()
     if state == State.STALE:
         watch.take_away()
