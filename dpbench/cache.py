@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from dpbench.files import write_atomically
 
 
 def folder() -> Path:
@@ -44,10 +46,6 @@ def write(kind: str, key: object, value: Any) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Keep the file of a result; readers see the old one or the new one, whole."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{socket.gethostname()}.{os.getpid()}.part")
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError:
-        pass
+        write_atomically(path, content)

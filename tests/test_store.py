@@ -479,3 +479,13 @@ def test_an_empty_name_of_a_cache_is_none(tmp_path, monkeypatch):
         monkeypatch.setenv(name, "")
     cache.write("kind", "key", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_a_result_that_cannot_be_kept_leaves_nothing(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError("disk quota exceeded")
+
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "replace", refuses)
+    cache.write("kind", "key", 1)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
