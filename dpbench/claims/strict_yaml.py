@@ -10,12 +10,10 @@ import yaml
 from typing_extensions import override
 
 from dpbench.errors import UserError
-
-# The one that is written in C, where PyYAML was built with it, is ten times faster.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from dpbench.tracking.safe_yaml import SafeLoader
 
 
-class _StrictLoader(_Loader):  # type: ignore[misc, valid-type]  # yaml has no types
+class _StrictLoader(SafeLoader):  # type: ignore[misc, valid-type]  # yaml has no types
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()

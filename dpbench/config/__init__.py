@@ -1,4 +1,16 @@
-"""From overrides to a checked, typed configuration, and its identity."""
+"""From overrides to a checked, typed configuration, and its identity.
+
+| module | subject |
+|---|---|
+| `schema`, `privacy` | all settings of a run, typed and checked one by one |
+| `rules` | numbers that follow from settings |
+| `combinations`, `searches` | which settings go together; what the runs of a search have in common |
+| `own`, `promises` | stages from outside the package; what eps takes for granted of them |
+| `files` | the YAML files of options |
+| `compose`, `unread` | the jobs of a command line; settings that nothing reads |
+| `messages` | errors of Hydra and OmegaConf in a sentence |
+| `identity`, `recorded` | the hash of a run; the same from its config.yaml |
+"""
 
 from dpbench.config.compose import (
     Job,
