@@ -18,6 +18,8 @@ SMALLEST_ROOM = 1 << 16
 
 # Of files of weights.
 OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+# See `stamp`.
+Stamp = tuple[int, int] | None
 
 PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
 
@@ -105,6 +107,15 @@ def require_writable(folder: Path) -> None:
         raise UserError(
             f"can't be written ({error.strerror}); name a folder that can", field="results_dir", value=folder
         ) from error
+
+
+def stamp(path: Path) -> Stamp:
+    """Tells whether a file was replaced, or a folder or a file right in it; None where there is nothing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def read_json(path: Path) -> dict[str, Any]:

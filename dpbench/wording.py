@@ -17,6 +17,15 @@ def number_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def is_decimal(text: str) -> bool:
+    """Whether a text is a number as `float` reads it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person would say them."""
     if seconds < 90:

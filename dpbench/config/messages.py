@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dpbench.config.schema import SCHEMAS, RunConfig
 from dpbench.errors import UserError
+from dpbench.wording import is_decimal
 
 GROUPS = {*SCHEMAS, "algo"}
 OF_A_RUN = {field.name for field in dataclasses.fields(RunConfig)}
@@ -296,13 +297,7 @@ def _wrong_shape(text: str, overrides: Sequence[str], option: str | None) -> Use
 
 
 def _is_no_name(text: str) -> bool:
-    if text.lower() in ("null", "true", "false"):
-        return True
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return text.lower() in ("null", "true", "false") or is_decimal(text)
 
 
 def _first_line(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dpbench.config import Job
+from dpbench.files import Stamp, stamp
 from dpbench.launch.execute import SEEN, fail, seen_since_it_began
 from dpbench.tracking.lock import State, Watch
 from dpbench.tracking.reading import DAMAGED, Recorded
@@ -31,7 +32,6 @@ LOOK = 1.0
 # Statuses of a run that is not to be begun again.
 NOT_BEGUN_AGAIN = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID, DAMAGED)
 
-Stamp = tuple[int, int] | None
 # Has jobs carried out, and returns the tracebacks of those that raised outside of their runs, by their places.
 Start = Callable[[Sequence[Job]], Mapping[int, str]]
 
@@ -86,15 +86,6 @@ def _wait(runs: Sequence[_Run], console: Console, end: float) -> None:
     with terminable():
         while time.monotonic() < end and not any(run.ended() or run.watch.look() != State.HELD for run in runs):
             time.sleep(LOOK)
-
-
-def stamp(path: Path) -> Stamp:
-    """Tells whether a file was replaced; None where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 class _Run:

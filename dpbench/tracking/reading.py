@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.console import make_console
+from dpbench.files import stamp
 from dpbench.tracking import shapes
 from dpbench.tracking.lock import is_held, lock_of
 from dpbench.tracking.safe_yaml import parse_yaml
@@ -60,8 +61,8 @@ class Recorded:
     def read(cls, folder: Path) -> Recorded:
         """Read status and summary, which belong together even if the record is replaced meanwhile."""
         for _ in range(ATTEMPTS):
-            before, found = _stamp(folder), cls._read(folder)
-            if not found.problems or before == _stamp(folder):
+            before, found = stamp(folder), cls._read(folder)
+            if not found.problems or before == stamp(folder):
                 break
         return found
 
@@ -206,15 +207,6 @@ def is_seed(name: str) -> bool:
 def is_hash(name: str) -> bool:
     """Whether a folder of this name below runs/ has records."""
     return _HASH.fullmatch(name) is not None
-
-
-def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Changes whenever the folder is replaced, or a file in it."""
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _text(path: Path) -> str | None:

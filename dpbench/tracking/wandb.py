@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from dpbench.files import jsonable
 from dpbench.tracking.background import Background
 
 if TYPE_CHECKING:  # reading records does without the schema, which imports torch
@@ -205,13 +206,6 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _finite(value: Any) -> Any:
-    """W&B turns infinities into a word of its own; ours is "inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def open_tracker(
     settings: TrackerSettings,
     results_dir: Path,
@@ -249,9 +243,8 @@ def open_tracker(
 
     def start() -> Any:
         tagged = [*settings.tags, *tags]
-        run = _init(
-            settings, results_dir, mode, "train", name, _finite(config), tagged, say, id, goes_on=resumed is not None
-        )
+        plain = jsonable(config)  # W&B turns infinities into a word of its own; ours is "inf"
+        run = _init(settings, results_dir, mode, "train", name, plain, tagged, say, id, goes_on=resumed is not None)
         for metric in METRICS:
             run.define_metric(metric, step_metric="epoch", summary="last")
         return run
