@@ -97,7 +97,7 @@ TYPED_AS = [
     "model=linear eps=2 evaluation.every_steps=6 evaluation.every_epochs=null",
     "model=linear eps=2 seed=4 device=cpu record_coordinates=0 micro_batch=17",
     "model=linear eps=2.00 algo=doppler filter=none clip.stabiliser=1e-2",
-    "model=linear eps=2 privacy.secure_noise=false dataset.resident=false",
+    "model=linear eps=2 privacy.secure_noise=false dataset.resident=false dataset.suggested.lr.adam=0.5",
 ]
 
 
