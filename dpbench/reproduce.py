@@ -13,7 +13,7 @@ from dpbench.garbage import uncollected
 
 with starting(), uncollected():
     from dpbench.claims import Artefact, load_all
-    from dpbench.cli.command import GOES_ON, OK, exit_code, run_command
+    from dpbench.cli.command import FAILED, GOES_ON, OK, exit_code, run_command
     from dpbench.config import RunConfig, compose_each, in_grammar
     from dpbench.console import make_console
     from dpbench.devices import choose_device
@@ -28,8 +28,6 @@ with starting(), uncollected():
 if TYPE_CHECKING:
     from dpbench.launch.launcher import Launcher
     from dpbench.reproduction.launching import Launch
-
-FAILED = 1
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -107,7 +105,7 @@ def _reproduce(
             console.print(f"{what}: {of_these.in_words}")
     if interrupted is not None:
         return exit_code(interrupted)
-    return FAILED if launch.failures else OK
+    return FAILED if launch.failures or launch.broken else OK
 
 
 def _launcher(arguments: Arguments, name: str) -> Launcher:
@@ -136,9 +134,11 @@ def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
         console.print(f"Other processes are at {number_of(len(launch.elsewhere), 'run')}; they were not waited for.")
     for name, reason in launch.failures.items():
         errors.print(f"error: {reason} ({name})", style="red")
+    if launch.broken is not None:
+        errors.print(f"error: the launcher failed; what is recorded stays: {launch.broken}", style="red")
     for reason in reasons(planner):
         console.print(reason)
-    if left is None:
+    if left is None or launch.broken is not None:
         return
     if left.cheapest is None:
         console.print("Nothing is left that can be run here.")

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from dpbench.cli.table import Row, print_means, print_table
 from dpbench.config import compose_jobs, in_grammar, require_same_releases
+from dpbench.console import make_console
 from dpbench.errors import PlainWarning, UserError
 from dpbench.filters import RecursiveLowPass
 from dpbench.step import PrivateStep
@@ -448,8 +449,9 @@ def test_a_folder_is_shown_only_where_it_is(tmp_path):
 
 def test_names_and_folders_are_shown_as_they_are():
     row = Row("algo=[disk,dpsgd]", {}, "failed", "no reason", "/results [old]/runs/0")
-    shown = StringIO()
-    print_table([row], Console(file=shown, width=160))
+    console = make_console()
+    console.file = shown = StringIO()
+    print_table([row], console)
     assert f"\n{row.name}: {row.folder}\n" in shown.getvalue()
     assert re.search(rf"^{re.escape(row.name)} ", shown.getvalue(), re.MULTILINE)
 

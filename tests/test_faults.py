@@ -30,6 +30,7 @@ from wandb_log import offline_runs
 
 from dpbench import clip as clips
 from dpbench import run as command
+from dpbench.cli.outcome import complain, rows_of
 from dpbench.config import Job, compose_jobs
 from dpbench.config.schema import TrackerSettings
 from dpbench.error_feedback import ErrorFeedbackClip
@@ -66,7 +67,7 @@ def carry_out(
     told, err = StringIO(), StringIO()
     with redirect_stderr(err):
         execute(jobs, Console(file=told, width=1000))
-        code = command._complain(command._rows(jobs))
+        code = complain(rows_of(jobs), command.errors, launched=True)
     return Outcome(code, told.getvalue(), err.getvalue(), results)
 
 
@@ -262,7 +263,7 @@ def test_a_table_that_cannot_be_written_is_an_error_though_its_runs_are_finished
         with no_longer_files_than(8):
             original(path, content)
 
-    monkeypatch.setattr("dpbench.run.write_atomically", write)
+    monkeypatch.setattr("dpbench.cli.outcome.write_atomically", write)
     outcome = run(tmp_path, "-m", "eps=inf", "seed=0,1")
     assert outcome.code == 1
     assert outcome.error().startswith("the table can't be written")

@@ -254,7 +254,7 @@ def half_failed(tmp_path_factory) -> tuple[Outcome, list[dict[str, Any]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         raise_after(patch, STEPS - 1, RuntimeError("the disk is on fire"), query="TwoPoint")
-        patch.setattr("dpbench.run.log_table", keep)
+        patch.setattr("dpbench.cli.outcome.log_table", keep)
         return run(tmp_path_factory.mktemp("failed"), "algo=disk,dpsgd", "-m"), table
 
 

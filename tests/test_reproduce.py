@@ -19,6 +19,7 @@ from made_up_papers import SEARCH, TABLE, claims
 from dpbench import reproduce
 from dpbench.files import read_json
 from dpbench.launch import rounds
+from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.reproduction import launching, smoke
 from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock
@@ -160,6 +161,20 @@ def test_a_launcher_of_hydra_gives_the_same_results(tmp_path, monkeypatch):
     one, other = ({run: accuracy for run, (_, accuracy) in finished(o.results).items()} for o in (here, launched))
     assert one == pytest.approx(other)
     assert {path.name for path in tmp_path.iterdir()} == {"here", "launched"}
+
+
+def test_a_launcher_that_fails_is_one_error_and_no_failure_of_its_runs(tmp_path, monkeypatch):
+    def fail(*_):
+        raise LauncherError("no machine is left")
+
+    monkeypatch.setattr(Launcher, "__call__", fail)
+    claims(tmp_path, table_1=TABLE)
+    outcome = run(tmp_path, "launcher=basic")
+    assert outcome.code == 1
+    assert "0 runs ended, 0 failed." in outcome.out
+    assert outcome.error() == "the launcher failed; what is recorded stays: no machine is left"
+    assert "Nothing is left" not in outcome.out
+    assert records(outcome.results) == []
 
 
 def test_a_run_that_another_command_is_at_comes_last(tmp_path, monkeypatch):

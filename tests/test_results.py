@@ -185,7 +185,7 @@ def test_the_eps_spent_is_shown_and_said_not_to_be_proven_where_it_is_not(store)
 
 def test_what_a_search_spends_is_shown_beside_what_its_run_spends(tmp_path, monkeypatch):
     tables = []
-    monkeypatch.setattr("dpbench.run.log_table", lambda *_, **table: tables.append(table))
+    monkeypatch.setattr("dpbench.cli.outcome.log_table", lambda *_, **table: tables.append(table))
     outcome = run(tmp_path, "privacy.search_runs=8", "privacy.accountant=auto", "epochs=0.5", "eps=8", "-m")
     assert outcome.code == 0
     summary = read(only_record(tmp_path), "summary.json")

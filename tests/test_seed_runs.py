@@ -10,8 +10,8 @@ from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, sna
 from dpbench.config import compose_jobs, config_hash
 from dpbench.gradients import FusedGradients, Request
 from dpbench.launch import execute
+from dpbench.launch.starts import fuses
 from dpbench.randomness import stream_seed
-from dpbench.run import _fused
 from dpbench.step import PrivateStep
 from dpbench.training import fusing
 
@@ -334,4 +334,4 @@ def test_how_seeds_are_carried_out_is_no_part_of_a_run():
 def test_launchers_of_several_processes_keep_seeds_apart_unless_told(typed, one_job):
     own = [line for line in typed if not line.startswith("hydra")]
     jobs = compose_jobs(["seed=4,2", *own], multirun=True)
-    assert _fused(jobs, [line for line in typed if line.startswith("hydra")]) == one_job
+    assert fuses(jobs, [line for line in typed if line.startswith("hydra")]) == one_job

@@ -88,8 +88,12 @@ def carried(jobs, start) -> str:
     return console.export_text()
 
 
+def recorded(job) -> Recorded:
+    return Recorded.read(record_of(job).folder)
+
+
 def outcomes(jobs) -> list[str]:
-    return [record_of(job).status()["status"] for job in jobs]
+    return [recorded(job).status for job in jobs]
 
 
 def test_what_was_killed_is_begun_again_and_what_was_not_begun_too(jobs):
@@ -150,7 +154,7 @@ def test_a_forced_run_that_was_seen_is_not_begun_again_by_itself(jobs, seen):
 
     carried([job], start)
     assert begun == ([1] if seen else [1, 1])
-    assert record_of(job).status()["status"] == "finished"  # by the first command
+    assert recorded(job).status == "finished"  # by the first command
     latest = Recorded.read(record_of(job).latest())
     assert latest.status == ("failed" if seen else "finished")
     assert ("metrics of it were seen" in (latest.reason or "")) == seen
@@ -172,7 +176,7 @@ def test_a_forced_run_that_was_seen_is_not_begun_again_by_a_cluster(jobs, forced
     if after:
         Published(6, "cpu").write(record.folder)
     assert len(give_up_if_forced_and_seen([job])) == left
-    assert record.status()["status"] == ("interrupted" if left else "failed")
+    assert recorded(job).status == ("interrupted" if left else "failed")
 
 
 def test_a_run_that_takes_its_workers_along_fails_and_the_others_finish(jobs):
@@ -187,7 +191,7 @@ def test_a_run_that_takes_its_workers_along_fails_and_the_others_finish(jobs):
     # Twice beside others, which are not to pay for it; then each of them alone.
     assert begun == [[0, 1, 2], [0, 1, 2], [0], [1], [1], [2]]
     assert outcomes(jobs) == ["finished", "failed", "finished"]
-    assert record_of(jobs[1]).status()["reason"].startswith("killed in 4 attempts")
+    assert recorded(jobs[1]).reason.startswith("killed in 4 attempts")
 
 
 def test_a_worker_that_was_told_to_end_takes_no_attempt_and_its_run_is_never_failed(jobs, monkeypatch):
@@ -221,8 +225,8 @@ def test_a_signal_to_a_worker_does_not_interrupt_the_command(monkeypatch, here, 
 
 def test_an_error_outside_of_the_run_is_recorded_with_its_traceback(jobs):
     carried(jobs[:1], lambda _: {0: "Traceback ...\nValueError: no such module\n"})
-    found = record_of(jobs[0]).status()
-    assert (found["status"], found["reason"]) == ("failed", "ValueError: no such module")
+    found = recorded(jobs[0])
+    assert (found.status, found.reason) == ("failed", "ValueError: no such module")
     assert read(record_of(jobs[0]).folder, "status.json")["traceback"].startswith("Traceback")
 
 
@@ -230,7 +234,7 @@ def test_a_launcher_that_begins_nothing_is_given_up(jobs):
     begun = []
     carried(jobs, lambda batch: begun.append(len(batch)) or {})
     assert begun == [3] * rounds.FRUITLESS
-    assert {record_of(job).status()["reason"] for job in jobs} == {"its process ended 3 times before the run began"}
+    assert {recorded(job).reason for job in jobs} == {"its process ended 3 times before the run began"}
 
 
 def test_what_failed_is_not_begun_again_by_this_command_but_by_the_next(jobs):
@@ -269,7 +273,8 @@ def test_what_others_are_at_comes_last_and_their_record_counts(jobs, monkeypatch
 
 def test_what_others_left_is_begun_here_once_they_have_gone(jobs, monkeypatch):
     monkeypatch.setattr(rounds, "LOOK", 0.01)
-    monkeypatch.setattr(rounds, "Watch", lambda path: locks.Watch(path, stale=0.2, beat=0.05))
+    monkeypatch.setattr(locks, "STALE", 0.2)
+    monkeypatch.setattr(locks, "BEAT", 0.05)
     held_elsewhere(record_of(jobs[0]).lock.path)
     begun = []
 
@@ -334,6 +339,22 @@ def test_workers_on_this_machine_divide_its_cores(monkeypatch):
     local = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher", "cpus_per_task": 2}
     assert launcher._share_cores(OmegaConf.create(local), 10) == 4
     assert os.environ[launcher.THREADS] == "2"
+
+
+@needs("hydra_submitit_launcher")
+def test_a_sweep_is_sent_in_arrays_that_slurm_takes(tmp_path, monkeypatch):
+    sent = []
+
+    class Plugin:
+        def launch(self, lines, initial_job_idx):
+            sent.append((initial_job_idx, len(lines)))
+            return [None] * len(lines)
+
+    monkeypatch.setattr(launcher.Plugins, "instantiate_launcher", lambda *_, **__: Plugin())
+    slurm = Launcher(["hydra/launcher=submitit_slurm", f"results_dir={in_grammar(str(tmp_path))}"])
+    lines = [[f"seed={seed}"] for seed in range(2001)]
+    assert slurm(lines) == [None] * 2001
+    assert sent == [(0, 1000), (1000, 1000), (2000, 1)]
 
 
 @pytest.mark.parametrize("further", [(), ("plan=true",)])

@@ -22,7 +22,6 @@ import torch
 import yaml
 from cli import ROOT, run, status
 from helpers import accept_made_up_files
-from rich.console import Console
 from torch import nn
 
 import dpbench
@@ -208,10 +207,9 @@ def test_a_record_s_texts_are_texts_on_the_page():
 def test_a_record_s_texts_do_nothing_to_a_terminal():
     escape = "\x1b]0;owned\x07\x1b[2J"
     row = Row(f"algo=x{escape}", {}, f"failed{escape}", f"why{escape}", f"/r[red]{escape}\r\n/0")
-    shown = StringIO()
-    print_table([row], Console(file=shown, width=300))
     console = make_console()
-    console.file = shown
+    console.file = shown = StringIO()
+    print_table([row], console)
     console.print(f"  {escape} [red]:bug: \u202egpj.exe", style="red")
     text = shown.getvalue()
     assert not set(text) & {"\x1b", "\x07", "\r", "\u202e"}
@@ -465,7 +463,7 @@ def test_folders_may_have_any_names_and_values_any_lines(tmp_path):
     assert [status(path) for path in sorted(results.glob("runs/*/*"))] == ["finished"] * 2
     assert len(list(results.glob("sweeps/*/table.csv"))) == 1
     for record in results.glob("runs/*/*"):
-        assert damage_of(record) is None
+        assert damage_of(Recorded.read(record)) is None
         assert parse_yaml((record / "config.yaml").read_text())["tracker"]["project"] == "two\nlines"
     assert sorted(path.name for path in tmp_path.iterdir()) == [ODD]
     assert f"{results}/runs/" in outcome.out

@@ -18,7 +18,7 @@ from dpbench import __version__
 from dpbench.console import make_console
 from dpbench.errors import PlainWarning, Terminated, UserError
 
-OK, BAD_INPUT = 0, 2
+OK, FAILED, BAD_INPUT = 0, 1, 2
 # Of commands whose runs go on where they were stopped.
 GOES_ON = "interrupted; finished work is kept, and the same command goes on from there"
 

@@ -61,7 +61,7 @@ def print_plan(jobs: list[Job], console: Console) -> None:
         )
     console.print(table)
     for line in dict.fromkeys(line for job in jobs for line in _not_here(job.config)):
-        console.print(f"\n{line}", markup=False)
+        console.print(f"\n{line}")
     if not total:
         console.print("\nNothing is left to run; force=true runs all of it anew.")
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -17,6 +17,7 @@ from dpbench.console import new_table
 from dpbench.errors import visible
 from dpbench.spreadsheet import as_text
 from dpbench.tracking.proven import UNPROVEN, is_proven
+from dpbench.tracking.status import Status
 from dpbench.wording import NOTHING
 
 COLUMNS = (
@@ -57,7 +58,9 @@ class Row:
 
     def accuracy(self, which: str) -> float | None:
         """Test accuracy, "final" or "best" accuracy; None unless the run is finished."""
-        found: float | None = self.summary.get("test_accuracy", {}).get(which) if self.status == "finished" else None
+        if self.status != Status.FINISHED:
+            return None
+        found: float | None = self.summary.get("test_accuracy", {}).get(which)
         return found
 
     def values(self) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     console.print()
     for row in rows:
         if row.folder is not None:
-            console.print(visible(f"{row.name}: {row.folder}"), highlight=False, markup=False, soft_wrap=True)
+            console.print(visible(f"{row.name}: {row.folder}"))
 
 
 def print_means(rows: list[Row], console: Console) -> None:
@@ -134,7 +137,7 @@ def print_means(rows: list[Row], console: Console) -> None:
     console.print(table)
 
 
-def as_csv(rows: list[Row]) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
     """The table as CSV: numbers in full, cells that are empty where there is none."""
     stream = StringIO()
     values = [row.values() for row in rows]

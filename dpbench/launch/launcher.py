@@ -31,6 +31,8 @@ from dpbench.launch.job import train_job
 from dpbench.tracking.process import Process
 
 THREADS = "OMP_NUM_THREADS"
+# Jobs of an array of SLURM's, which by default takes no more than MaxArraySize=1001.
+LONGEST_ARRAY = 1000
 
 
 class LauncherError(Exception):
@@ -104,6 +106,12 @@ class Launcher:
         return raised
 
 
+def launcher_of(overrides: Sequence[str]) -> str | None:
+    """The override that hands runs to other processes; None where they are carried out in this one."""
+    chosen = (line for line in overrides if line.startswith("hydra/launcher=") and line != "hydra/launcher=basic")
+    return next(chosen, None)
+
+
 def require_launcher(launcher: str) -> None:
     """Raise `UserError` unless Hydra has a launcher of that name."""
     _require_known(_loader(()), "launcher", launcher)
@@ -129,7 +137,7 @@ def _share_cores(settings: DictConfig, jobs: int) -> int:
     """Let workers on this machine divide its cores among them; how many jobs are to be launched at once.
 
     joblib gives each of its workers as many threads as there are cores for it, ray one. submitit's local jobs would
-    begin all at once, each with all cores.
+    begin all at once, each with all cores; of its jobs for SLURM a longer array than that takes is refused as a whole.
     """
     if "n_jobs" in settings:
         wanted: int = effective_n_jobs(settings.n_jobs)
@@ -139,6 +147,8 @@ def _share_cores(settings: DictConfig, jobs: int) -> int:
         at_once: int = max(1, min(cpu_count() // each, jobs))
         os.environ.setdefault(THREADS, str(max(1, cpu_count() // at_once)))
         return at_once
+    if str(settings["_target_"]).endswith(".submitit_launcher.SlurmLauncher"):
+        return LONGEST_ARRAY
     return jobs
 
 

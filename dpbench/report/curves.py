@@ -14,6 +14,7 @@ from dpbench.claims import Cell, Run
 from dpbench.claims.evidence import value_in
 from dpbench.spectra import frequency_response, spectrum
 from dpbench.tracking.reading import Recorded
+from dpbench.tracking.record import GRADIENTS
 
 # So many frequencies are drawn; the powers between two of them are averaged.
 FREQUENCIES = 200
@@ -93,9 +94,9 @@ def power_spectra(runs: Sequence[Run]) -> Spectra | None:
 
 def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
     """Frequencies, and the powers of signal, noise and filtered gradients of one run."""
-    if not (folder / "gradients.npz").exists():
+    if not (folder / GRADIENTS).exists():
         return None
-    with np.load(folder / "gradients.npz") as archive:
+    with np.load(folder / GRADIENTS) as archive:
         signal, observed = archive["signal"], archive["observed"]
     frequencies, before = spectrum(signal)
     seen = spectrum(observed).power

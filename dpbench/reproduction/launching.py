@@ -15,12 +15,9 @@ from dpbench.launch.execute import execute
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
 from dpbench.reproduction.queue import Work
-from dpbench.tracking import Status
 from dpbench.tracking.lock import is_held
+from dpbench.tracking.status import NOT_RUN, WITH_RESULT, Status, in_words
 from dpbench.training.execution import record_of
-
-# Runs whose numbers are a result.
-WITH_RESULT = (Status.FINISHED, Status.DIVERGED)
 
 
 class Launch:
@@ -30,6 +27,7 @@ class Launch:
         ended: runs that finished or diverged.
         failures: why runs failed or could not be started, by their names.
         elsewhere: runs that other processes are at, with the work that they belong to.
+        broken: why the launcher could not do its work; None while it can.
     """
 
     def __init__(
@@ -58,6 +56,7 @@ class Launch:
         self.ended = 0
         self.failures: dict[str, str] = {}
         self.elsewhere: list[tuple[Work, Job]] = []
+        self.broken: str | None = None
 
     def __call__(self, wave: Sequence[Work]) -> None:
         """Carry out runs; how each ended is in its record. Those that others are at are left to `come_back`."""
@@ -103,7 +102,7 @@ class Launch:
         try:
             carry_through(jobs, self._start, self._console, end=end)
         except LauncherError as error:
-            self._console.print(f"  the launcher failed: {error}", style="red")
+            self.broken = str(error)
 
     def _start(self, jobs: Sequence[Job]) -> dict[int, str]:
         if self._launcher is None:
@@ -128,14 +127,12 @@ class Launch:
         return (*work.batch.candidate, *self._passed_on, *where, f"seeds={list(work.batch.seeds)}".replace(" ", ""))
 
     def _count(self, job: Job) -> None:
-        record = record_of(job)
-        refusal = record.take_refusal() or record.take_untold()
-        status = record.status()
-        if refusal is None and status.get("status") in WITH_RESULT:
+        status, reason, _ = record_of(job).outcome(forced=job.config.force)
+        if status in WITH_RESULT:
             self.ended += 1
-            if status["status"] == Status.DIVERGED:
-                self._console.print(f"  diverged (recorded as its result): {status.get('reason')}")
-        else:
-            reason = refusal or f"{status.get('status', 'not started')}: {status.get('reason', 'no record')}"
+            if status == Status.DIVERGED:
+                self._console.print(f"  diverged (recorded as its result): {reason}")
+        elif self.broken is None or status != NOT_RUN or reason:  # else the launcher is why it was not begun
+            reason = in_words(status, reason)
             self.failures[job.name] = reason
             self._console.print(f"  {reason}", style="red")

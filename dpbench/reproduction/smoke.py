@@ -26,7 +26,7 @@ from dpbench.models.language import PretrainedText
 from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.times import forward_flops
-from dpbench.tracking import Status
+from dpbench.tracking.status import WITH_RESULT
 from dpbench.training.execution import record_of
 
 STEPS, BATCH = 2, 4
@@ -109,11 +109,9 @@ class _Trial:
             instead.append(f"random weights, for it needs {weights}")
         told = StringIO()
         execute([job], Console(file=told), self._splits(job.config, made_up=not here))
-        record = record_of(job)
-        refusal, status = record.take_refusal(), record.status()
-        ended = status.get("status")
-        if refusal is not None or ended not in (Status.FINISHED, Status.DIVERGED):
-            return True, f"failed: {refusal or status.get('reason', 'no record')} ({job.name})"
+        status, reason, _ = record_of(job).outcome(forced=job.config.force)
+        if status not in WITH_RESULT:
+            return True, f"failed: {reason or status} ({job.name})"
         return False, "; ".join([f"ran, {cell.place}", *instead])
 
     def _job(self, cell: Cell, facts: Facts, *, made_up: bool) -> Job:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from dpbench.cli.command import OK, run_command
+from dpbench.cli.command import FAILED, OK, run_command
 from dpbench.console import make_console
 from dpbench.errors import require
 from dpbench.results.arguments import Arguments, help_text, parse
 from dpbench.wording import number_of
-
-WRONG = 1
 
 
 def main(typed: Sequence[str] | None = None) -> int:
@@ -21,7 +19,7 @@ def main(typed: Sequence[str] | None = None) -> int:
 
 
 def _code(words: Sequence[str]) -> int:
-    return OK if _main(parse(words)) else WRONG
+    return OK if _main(parse(words)) else FAILED
 
 
 def _main(arguments: Arguments) -> bool:

@@ -76,8 +76,7 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
     if searched:
         console.print(
             f"Means over several configurations, such as the candidates of a search, are of no one of them: name the "
-            f"hashes that results list shows, or further settings, in {', '.join(searched)}",
-            soft_wrap=True,
+            f"hashes that results list shows, or further settings, in {', '.join(searched)}"
         )
     for what, name, column in (
         ("values of eps", "eps", "eps"),
@@ -86,7 +85,7 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
     ):
         held = [{index.column(column)[place] for place in _finished(index, group)} for group in groups]
         if mixed := [group.name for group, values in zip(groups, held, strict=True) if len(values) > 1]:
-            console.print(f"Means over several {what} say little: add {name}=... to {', '.join(mixed)}", soft_wrap=True)
+            console.print(f"Means over several {what} say little: add {name}=... to {', '.join(mixed)}")
         elif len(set.union(*held)) > 1:
             console.print(f"The groups differ in their {what}.")
 

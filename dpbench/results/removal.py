@@ -15,11 +15,12 @@ from dpbench.results.listing import table_of
 from dpbench.tracking.damage import note_what_is_shown
 from dpbench.tracking.index import Index
 from dpbench.tracking.reading import Recorded
+from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL
 from dpbench.tracking.status import Status
 from dpbench.wording import number_of
 
 # Large files of a record that say nothing of what was seen.
-BULKY = ("checkpoint-*", "model.safetensors", "gradients.npz")
+BULKY = (CHECKPOINTS, MODEL, GRADIENTS)
 # What goes only where it was named: by its hash, or by its status.
 NAMED_ONLY = (Status.FINISHED, Status.RUNNING)
 

@@ -15,8 +15,9 @@ from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, Index
 from dpbench.tracking.reading import DAMAGED, WORDS
 from dpbench.tracking.shapes import is_number
+from dpbench.tracking.status import Status
 from dpbench.tracking.values import ANY, canonical
-from dpbench.wording import seconds_of
+from dpbench.wording import is_decimal, seconds_of
 
 # Short names of columns.
 SHORT = {
@@ -90,7 +91,7 @@ class Condition:
             return self._of_age()
         if self.sign in COMPARISONS:
             (typed,) = self.values
-            if not is_number(typed) and not _is_decimal(typed):
+            if not is_decimal(typed):
                 raise UserError(f"{self.key}{self.sign}{typed}: expected a number, to compare with")
             compare, limit = COMPARISONS[self.sign], float(typed)
             if self.key in ONLY_FINISHED and limit > 1:
@@ -202,7 +203,7 @@ def values_of(index: Index, key: str) -> list[Any]:
     values = index.column(name)
     if key not in ONLY_FINISHED:
         return values
-    return [v if s == "finished" else ABSENT for v, s in zip(values, index.column("status"), strict=True)]
+    return [v if s == Status.FINISHED else ABSENT for v, s in zip(values, index.column("status"), strict=True)]
 
 
 def column_of(index: Index, key: str) -> str:
@@ -245,14 +246,6 @@ def age(started: Any, now: datetime) -> float | None:
 
 def _begins(held: Any, typed: str) -> bool:
     return isinstance(held, str) and held.startswith(typed)
-
-
-def _is_decimal(typed: str) -> bool:
-    try:
-        float(typed)
-    except ValueError:
-        return False
-    return True
 
 
 def _alternatives(value: str) -> tuple[str, ...]:

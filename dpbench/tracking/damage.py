@@ -16,15 +16,14 @@ QUARANTINE = "quarantine"
 OF_FINISHED = ("config.yaml", "ledger.json", "provenance.json", "metrics.jsonl")
 
 
-def damage_of(folder: Path) -> str | None:
+def damage_of(record: Recorded) -> str | None:
     """What is wrong with the record of a run that calls itself finished, in words; None for nothing.
 
     Of one that does not, only status and summary must be readable: it is run again in any case.
     """
-    record = Recorded.read(folder)
     if not record.finished:
         return record.damage
-    missing = [f"{name} is missing" for name in OF_FINISHED if not (folder / name).exists()]
+    missing = [f"{name} is missing" for name in OF_FINISHED if not (record.folder / name).exists()]
     record.complete()
     return record.damage or "; ".join(missing) or _cut_short(record)
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -16,14 +16,31 @@ from dpbench.tracking.damage import damage_of, set_aside
 from dpbench.tracking.lock import Lock, lock_of
 from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.status import Status
+from dpbench.tracking.status import NOT_RUN, Status
 
-# The weights of the last evaluation, where a run keeps them.
+# Files that not every run leaves: weights of the last evaluation, recorded gradients, and all of its checkpoints, also
+# those that are set aside.
 MODEL = "model.safetensors"
+GRADIENTS = "gradients.npz"
+CHECKPOINTS = "checkpoint-*"
 
 
 class RecordError(Exception):
     """A record can't be written; says in one sentence what of it, and why."""
+
+
+class RunOutcome(NamedTuple):
+    """What became of a run.
+
+    Attributes:
+        status: how it stands.
+        reason: why, where it is not finished and something says so.
+        record: what is recorded of it.
+    """
+
+    status: str
+    reason: str | None
+    record: Recorded
 
 
 # Why runs of this process failed whose records could not even say so, by their folders.
@@ -48,18 +65,27 @@ class RunRecord:
         self.working = self.folder
         self._metrics: list[dict[str, Any]] = []
 
-    def status(self) -> dict[str, Any]:
-        """How it stands, and why; empty where there is no record."""
-        found = Recorded.read(self.folder)
-        return {"status": found.status, "reason": found.reason or found.damage} if found.exists else {}
+    def outcome(self, *, forced: bool) -> RunOutcome:
+        """What became of the run that a command asked for; takes the notes of `refuse` and `keep_untold`.
+
+        Args:
+            forced: whether it was to be run anew, so that its latest attempt counts.
+        """
+        found = Recorded.read(self.latest() if forced else self.folder)
+        if refusal := self.take_refusal():
+            return RunOutcome(Status.REFUSED, refusal, found)
+        if untold := _untold.pop(self.folder.absolute(), None):
+            return RunOutcome(Status.FAILED, untold, found)
+        return RunOutcome(found.status or NOT_RUN, found.reason or found.damage, found)
 
     def finished(self) -> bool:
         """Whether a finished record is there, and whole."""
-        return self.status().get("status") == Status.FINISHED and self.damage() is None
+        found = Recorded.read(self.folder)
+        return found.finished and damage_of(found) is None
 
     def damage(self) -> str | None:
         """What of the record can't be read or is missing though it says that it is finished; None for nothing."""
-        return damage_of(self.folder)
+        return damage_of(Recorded.read(self.folder))
 
     def set_aside(self) -> Path:
         """Move a damaged record to <results_dir>/quarantine/, where nothing reads it; returns where it is.
@@ -151,10 +177,6 @@ class RunRecord:
     def untold(self) -> bool:
         """Whether `keep_untold` kept something."""
         return self.folder.absolute() in _untold
-
-    def take_untold(self) -> str | None:
-        """What `keep_untold` kept, once."""
-        return _untold.pop(self.folder.absolute(), None)
 
     def take_refusal(self) -> str | None:
         """The note that `refuse` left, which this removes: a run that never started leaves nothing."""

@@ -19,3 +19,12 @@ class Status(StrEnum):
 
 # Ways in which a run ends for good; it needs no checkpoints then.
 FOR_GOOD = (Status.FINISHED, Status.DIVERGED, Status.INVALID)
+# Those whose numbers are a result.
+WITH_RESULT = (Status.FINISHED, Status.DIVERGED)
+# What stands for the status of a run of which nothing is recorded.
+NOT_RUN = "not run"
+
+
+def in_words(status: str, reason: str | None) -> str:
+    """How a run stands and why, as an error says it; the reason of a refusal speaks for itself."""
+    return f"{status}: {reason or 'its record does not say why'}".removeprefix(f"{Status.REFUSED}: ")

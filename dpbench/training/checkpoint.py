@@ -26,8 +26,6 @@ HEADER = b"dpbench checkpoint 1\n"
 DIGEST = hashlib.sha256().digest_size
 # Older ones are removed once a new one is on disk.
 KEPT = 2
-# All files of checkpoints in a record, also those that are set aside.
-FILES = "checkpoint-*"
 NAME = re.compile(r"checkpoint-(\d+)\.pt")
 PLAIN = (str, int, float, bool, type(None))
 

@@ -24,11 +24,10 @@ from dpbench.spectra import GradientRecorder
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.provenance import gone_on, provenance
-from dpbench.tracking.record import MODEL, RecordError
+from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL, RecordError
 from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger, search_eps
-from dpbench.training.checkpoint import FILES
 from dpbench.training.display import Display
 from dpbench.training.distributed import current_team
 from dpbench.training.following import about, join
@@ -42,7 +41,7 @@ from dpbench.training.resume import Training
 
 # Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of
 # releases made.
-OUTLASTING = (FILES, "provenance.json", "ledger.json")
+OUTLASTING = (CHECKPOINTS, "provenance.json", "ledger.json")
 
 # Two accounts of the same releases differ by no more.
 ROUNDING = 1e-6
@@ -274,7 +273,7 @@ class Execution:
                 self._write_ledger(ledger)
                 self.record.write("summary.json", summary)
                 if isinstance(parts.step.recorder, GradientRecorder):
-                    self.record.write_bytes("gradients.npz", parts.step.recorder.archive())
+                    self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
                 wall = round(earlier + time.perf_counter() - start, 3)
                 self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
             except LockLostError:
