@@ -13,7 +13,7 @@ from dpbench.errors import UserError
 from dpbench.tracking.safe_yaml import SafeLoader
 
 
-class _StrictLoader(SafeLoader):  # type: ignore[misc, valid-type]  # yaml has no types
+class _StrictLoader(SafeLoader):  # type: ignore[misc]  # yaml has no types
     @override
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
