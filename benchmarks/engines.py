@@ -20,7 +20,7 @@ from benchmarks.mixtures import DISK, ONE_POINT, PMLF, Mixture, Pieces, probe_of
 from benchmarks.models import Case
 from dpbench.clip import ThresholdClip
 from dpbench.query import Point
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 # Maps inputs and targets to the sum, in pieces whose concatenation is the flat vector: no engine pays for a copy that
 # it does not need.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import Case
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 # Scale of the normal displacement of the second iterate, the probe, from the first.
 PROBE = 0.01

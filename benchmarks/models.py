@@ -15,7 +15,7 @@ from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.models import CNN5, Model, WideResNet
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 # Built model, inputs and targets of a batch.
 Built = tuple[nn.Module, Tensor, Tensor]

@@ -19,7 +19,7 @@ from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.query import LastIterates, OnePoint, Query, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 # Takes a step with inputs and targets.
 Step = Callable[[Tensor, Tensor], object]

@@ -27,11 +27,11 @@ class Clip(Stage):
     has Euclidean norm at most ``sensitivity(C)``, up to the rounding of one float32 product; adding or removing one
     sample changes the clipped sum by at most that much.
 
-    | norm of the sample | factor                                       |
-    |--------------------|----------------------------------------------|
-    | 0                  | finite; the contribution is 0                |
-    | inf                | 0: the sample contributes nothing            |
-    | NaN                | not handled here: see gradients/per_sample.py |
+    | norm of the sample | factor                                             |
+    |--------------------|----------------------------------------------------|
+    | 0                  | finite; the contribution is 0                      |
+    | inf                | 0: the sample contributes nothing                  |
+    | NaN                | never asked for: gradients/tape.py says inf for it |
 
     Attributes:
         scope: "flat", one norm over all parameters; or "per_layer", one per layer, each with the threshold

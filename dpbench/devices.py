@@ -13,6 +13,13 @@ from dpbench.errors import UserError
 ROWS_ON_CPU = 128
 # Where the system does not tell.
 ASSUMED_MEMORY = 2**32
+# What is said where memory ran out by errors that have no type of their own: of the CPU, CUDA, cuBLAS and cuDNN.
+NO_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def choose_device(name: str) -> torch.device:
@@ -71,3 +78,13 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(-4, 0) and mallopt(-1, -1))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in NO_MEMORY)
+
+
+def may_be_out_of_memory(error: BaseException) -> bool:
+    """The same, or that cuDNN found no way, which needs memory too; unless it has none at all for this computation."""
+    return out_of_memory(error) or "unable to find an engine to execute this computation" in str(error)

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, vmap
 from dpbench.devices import prepare_device
 from dpbench.errors import PlainWarning
 from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.choice import Chooser
 from dpbench.gradients.way import Books
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
@@ -127,9 +128,8 @@ def assert_exact(
     factors = torch.randn(int(groups.max()) + 1, len(inputs), dtype=torch.float64).float().double()
     for dtype, tolerance in tolerances.items():
         twin = copy.deepcopy(model).to(DEVICE, dtype)
-        engine = PerSampleGradients(
-            twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views, strategies=strategies
-        )
+        engine = PerSampleGradients(twin, FlatParameters(twin), loss, per_layer=per_layer is not None, views=views)
+        restricted(engine, strategies)
         typed = inputs.to(DEVICE, dtype) if inputs.is_floating_point() else inputs.to(DEVICE)
         if not checked:
             trust(engine, Books(1, channels_last=engine.channels_last), typed, targets)
@@ -145,6 +145,26 @@ def assert_exact(
             assert_tape(tape, want, groups, factors, tolerance)
             torch.testing.assert_close(tape.losses.double().cpu(), weighted[0][2][0], rtol=tolerance, atol=tolerance)
         assert books is None or len(complaints) == (not books), complaints
+
+
+class Restricted(Chooser):
+    """Chooses among strategies of these kinds alone, where a use has any."""
+
+    def __init__(self, kinds):
+        super().__init__()
+        self.kinds = kinds
+
+    def _candidates(self, use, term, points):
+        allowed = super()._candidates(use, term, points)
+        among = {s: cost for s, cost in use.strategies(term, points).items() if s.kind in self.kinds}
+        return {s: cost for s, cost in among.items() if s in allowed} or among or allowed
+
+
+def restricted(engine, kinds):
+    """The engine, which takes strategies of these kinds alone from now on; None for any."""
+    if kinds is not None:
+        engine._chooser = Restricted(kinds)
+    return engine
 
 
 def trust(engine, way, inputs, targets):

@@ -23,8 +23,8 @@ from dpbench.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 from dpbench.stage import Course
 from dpbench.step import PrivateStep
 from dpbench.threshold import DecayingThreshold, FixedThreshold
-from dpbench.training.assemble import per_sample_loss
 from dpbench.training.budget import budget
+from dpbench.training.losses import per_sample_loss
 
 EPOCHS = {11_760: 60, 23_520: 120, 39_200: 200}
 

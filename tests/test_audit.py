@@ -58,7 +58,7 @@ from dpbench.privacy.sampling import PoissonSampler
 from dpbench.privacy.uniform import SecureUniform, SeededUniform
 from dpbench.query import Point
 from dpbench.tracking.reading import read_audits
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 CPU = torch.device("cpu")
 # All whose eps is said to be proven; test_error_feedback.py has the one that is not.

@@ -20,7 +20,7 @@ from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.query import Point
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 
 def per_sample_gradients(model, inputs, labels):

@@ -44,9 +44,9 @@ from dpbench.tracking import record as recording
 from dpbench.tracking import wandb as tracking
 from dpbench.tracking.lock import Lock
 from dpbench.tracking.wandb import Tracker
-from dpbench.training.assemble import per_sample_loss
 from dpbench.training.evaluation import Evaluation
 from dpbench.training.execution import Execution
+from dpbench.training.losses import per_sample_loss
 
 
 @cache

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cli import only_record, read, read_metrics, records, run
-from gradient_checks import assert_exact
+from gradient_checks import assert_exact, restricted
 from resuming import STEPS, carried_out, outcome, resumed_at, stopped, tiny, whole
 from test_resume import ALGORITHMS, full
 from torch import nn
@@ -23,7 +23,7 @@ from dpbench.gradients.way import Books
 from dpbench.models import CNN5, Model, SmallCNN, WideResNet
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import Point
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -40,14 +40,12 @@ def _prepared() -> None:
     prepare_device(GPU)
 
 
-def engine_of(
-    settings: Model, dataset: ImageDataset, batch: int, *, half: bool = False, strategies: frozenset[str] | None = None
-):
+def engine_of(settings: Model, dataset: ImageDataset, batch: int, *, half: bool = False):
     """A model's gradients, already compared with autograd's, and a batch."""
     model = settings.build(dataset).to(GPU)
     autocast = torch.bfloat16 if half else None
     flat = FlatParameters(model)
-    engine = PerSampleGradients(model, flat, per_sample_loss, autocast=autocast, strategies=strategies)
+    engine = PerSampleGradients(model, flat, per_sample_loss, autocast=autocast)
     x = torch.rand(batch, dataset.channels, dataset.height, dataset.width, device=GPU)
     return engine, x, torch.randint(10, (batch,), device=GPU)
 
@@ -69,7 +67,8 @@ MODELS = {
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_within_a_micro_batch_waits_for_the_gpu(name, half, kind):
-    engine, x, y = engine_of(*MODELS[name], 32, half=half, strategies=frozenset({kind}))
+    engine, x, y = engine_of(*MODELS[name], 32, half=half)
+    restricted(engine, {kind})
     points, clip = points_of(engine), ThresholdClip()
     with torch.no_grad():
         for _ in range(2):

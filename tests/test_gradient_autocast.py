@@ -4,7 +4,17 @@ import warnings
 
 import pytest
 import torch
-from gradient_checks import FALLBACK, Attention, Language, Recurrent, Tokens, cross_entropy, next_token, read_out
+from gradient_checks import (
+    FALLBACK,
+    Attention,
+    Language,
+    Recurrent,
+    Tokens,
+    cross_entropy,
+    next_token,
+    read_out,
+    restricted,
+)
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
@@ -77,10 +87,10 @@ def assert_half_exact(model, x, y, loss, strategies):
     points = [Point(1.4, flat.vector + 0.02 * torch.randn_like(flat.vector)), Point(-0.4, flat.vector)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        half = PerSampleGradients(model, flat, loss, autocast=torch.bfloat16, strategies=strategies).record(
+        half = restricted(PerSampleGradients(model, flat, loss, autocast=torch.bfloat16), strategies).record(
             points, x, y
         )
-    whole = PerSampleGradients(model, flat, loss, strategies=strategies).record(points, x, y)
+    whole = restricted(PerSampleGradients(model, flat, loss), strategies).record(points, x, y)
     norms = half.norms()[0]
     rows = torch.stack([half.weighted_sum(one.unsqueeze(0)) for one in torch.eye(len(x))])
     assert norms.dtype == rows.dtype == torch.float32

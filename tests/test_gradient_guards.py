@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import cross_entropy
+from gradient_checks import cross_entropy, restricted
 from torch import nn
 
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.draws import LEVELS, LevelDraws, UnknownDraw, held_still
 from dpbench.gradients.fused import FusedGradients
-from dpbench.gradients.layout import rows_by_data
 from dpbench.gradients.request import Request
+from dpbench.gradients.row_order import rows_by_data
 from dpbench.gradients.verify import moved
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
@@ -1040,9 +1040,7 @@ class Difference(nn.Module):
 
 def difference(calls, scale):
     model = Difference(calls)
-    engine = PerSampleGradients(
-        model, FlatParameters(model), lambda outputs, _: outputs, strategies=frozenset({"gram"})
-    )
+    engine = restricted(PerSampleGradients(model, FlatParameters(model), lambda outputs, _: outputs), {"gram"})
     base = scale * torch.randn(24, 1, 64)
     x = torch.cat([base, base + 0.05 * torch.randn(24, 1, 64)], 1)
     return engine, x, torch.zeros(24)
@@ -1077,7 +1075,7 @@ def test_inner_products_in_single_precision_would_let_samples_exceed_it(calls, m
 def test_seeds_that_share_a_pass_have_norms_as_exact():
     engine, x, y = difference(2, 1000.0)
     vectors = [engine.flat.vector + 0.1 * torch.randn_like(engine.flat.vector) for _ in range(2)]
-    fused = FusedGradients(engine.model, engine.flat, engine.loss, strategies=frozenset({"gram"}))
+    fused = restricted(FusedGradients(engine.model, engine.flat, engine.loss), {"gram"})
     clip = lambda norms: (1 / norms).clamp(max=1)  # noqa: E731
     requests = [Request(engine, [Point(1.0, vector)], [(x, y)], clip) for vector in vectors]
     want = 8 * (x[:, 0].double() - x[:, 1].double()).norm(dim=1)
@@ -1118,7 +1116,7 @@ def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(s
     with torch.no_grad():
         y[16] = model(x[16:]).argmax()
         model[2].bias[y[16]] += 20
-    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy, strategies=frozenset({strategy}))
+    engine = restricted(PerSampleGradients(model, FlatParameters(model), cross_entropy), {strategy})
     points = [Point(1.0, engine.flat.vector)]
     with_it, without = (
         engine.clipped_sum(points, [(x[:count], y[:count])], lambda norms: 1 / (norms + 0.01)) for count in (17, 16)

@@ -13,6 +13,7 @@ from gradient_checks import (
     assert_exact,
     assert_standardised_exact,
     read_out,
+    restricted,
     standardised,
     trust,
 )
@@ -28,7 +29,7 @@ from dpbench.gradients.way import Books
 from dpbench.gradients.weights import Weights
 from dpbench.models.layers import StdConv2d, WSConv2d
 from dpbench.query import Point
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ def largest_share_of_the_bound(name, weight):
         x = torch.randn(24, *x.shape[1:])
         model = read_out(layer, nn.Tanh(), example=x)
     flat = FlatParameters(model)
-    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset({"gram"}))
+    engine = restricted(PerSampleGradients(model, flat, per_sample_loss), {"gram"})
     # As DiSK's probe: so near that the mixture is no larger than a gradient.
     near = flat.vector + torch.randn_like(flat.vector) / weight
     targets = torch.randint(3, (len(x),))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from gradient_checks import restricted
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
@@ -18,7 +19,7 @@ from dpbench.gradients.request import Request
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 from dpbench.randomness import global_stream
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 CLIPS = {
     "threshold": ThresholdClip(),
@@ -536,7 +537,7 @@ def test_norms_hold_where_squares_underflow(tokens, margin):
     def loss(outputs, targets):
         return F.cross_entropy(outputs.flatten(1, -2).mean(1), targets, reduction="none")
 
-    engine = PerSampleGradients(model, flat, loss, strategies=frozenset({"gram"}))
+    engine = restricted(PerSampleGradients(model, flat, loss), {"gram"})
     points = [Point(1.0, flat.vector)]
     with torch.no_grad():
         engine.record(points, torch.randn(4, tokens, 3), torch.zeros(4, dtype=torch.int64))
@@ -553,7 +554,7 @@ def test_a_sample_whose_points_cancel_keeps_its_bound(kinds, name, size):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 2, bias=False))
     flat = FlatParameters(model)
-    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset(kinds))
+    engine = restricted(PerSampleGradients(model, flat, per_sample_loss), kinds)
     one, other = torch.zeros(2, 2, 20)
     one[0, 0] = other[0, 1] = 1.0
     points = [Point(2.0, one.flatten()), Point(-1.0, other.flatten())]
@@ -581,7 +582,7 @@ def test_tokens_of_a_sample_that_nearly_cancel_exceed_no_bound(kinds, layer):
     def shaped(tokens):
         return tokens.transpose(1, 2).reshape(-1, 3, 16, 16) if isinstance(layer, nn.Conv2d) else tokens
 
-    engine = PerSampleGradients(model, flat, loss, strategies=frozenset(kinds))
+    engine = restricted(PerSampleGradients(model, flat, loss), kinds)
     points = [Point(1.0, flat.vector)]
     y = torch.arange(8) % 2
     with torch.no_grad():
@@ -607,7 +608,7 @@ def test_what_a_sample_adds_does_not_depend_on_who_else_is_there(kinds, tokens):
     def loss(outputs, targets):
         return F.cross_entropy(outputs.flatten(1, -2).mean(1), targets, reduction="none")
 
-    engine = PerSampleGradients(model, flat, loss, strategies=frozenset(kinds))
+    engine = restricted(PerSampleGradients(model, flat, loss), kinds)
     points = [Point(1.0, flat.vector)]
     y = torch.zeros(6, dtype=torch.int64)
     with torch.no_grad():
@@ -635,7 +636,7 @@ def test_a_broken_sample_changes_nothing_that_others_draw(kinds, points):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3)).train()
     flat = FlatParameters(model)
-    engine = PerSampleGradients(model, flat, per_sample_loss, strategies=frozenset(kinds))
+    engine = restricted(PerSampleGradients(model, flat, per_sample_loss), kinds)
     at = [Point(1.0, flat.vector), Point(-0.5, flat.vector + 0.1)][:points]
     x, y = torch.randn(6, 8), torch.arange(6) % 3
     engine.record(at, x, y)

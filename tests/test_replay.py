@@ -15,7 +15,7 @@ from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.replay import Replays, padded, rounded_up
 from dpbench.gradients.way import Books
 from dpbench.query import Point
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 
 def halved(norms):

@@ -8,6 +8,7 @@ from io import StringIO
 import pytest
 import torch
 import torch.nn.functional as F
+from gradient_checks import restricted
 from helpers import composed, equal_releases
 from rich.console import Console
 from torch import nn
@@ -27,10 +28,10 @@ from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training import fusing
-from dpbench.training.assemble import per_sample_loss
 from dpbench.training.display import Display
 from dpbench.training.lockstep import alone, together
 from dpbench.training.loop import Metrics
+from dpbench.training.losses import per_sample_loss
 
 
 class Text(nn.Module):
@@ -130,8 +131,7 @@ class Seeds:
         ]
         self.batches = [samples(name, size, seed, dtype) for seed, size in enumerate(sizes)]
         self.clip, self.threshold, self.count = CLIPS[clip], threshold, points
-        self.fused = FusedGradients(self.models[0], flats[0], per_sample_loss, **settings)
-        self.fused.rows = rows
+        self.fused = FusedGradients(self.models[0], flats[0], per_sample_loss, rows=rows, **settings)
 
     def points(self, seed):
         here = self.engines[seed].flat.vector
@@ -292,7 +292,7 @@ def test_every_strategy_gives_the_same(name, kind, monkeypatch):
     original = BySeed.__init__, Held.__init__, Factored.__init__
     for i, of in enumerate((BySeed, Held, Factored)):
         monkeypatch.setattr(of, "__init__", lambda self, *a, i=i, of=of: (used.add(of), original[i](self, *a))[1])
-    seeds.fused._chooser.only = frozenset({kind})
+    restricted(seeds.fused, {kind})
     for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
         assert_same(got, want.alone())
     assert used >= ({Held} if kind == "hold" else {Factored})

@@ -11,7 +11,8 @@ from scipy.signal import lfilter
 from test_filters import TAPS, catalogued, run, taps
 
 from dpbench.filters import OnlineFIR
-from dpbench.spectra import GradientRecorder, frequency_response, spectrum
+from dpbench.spectra import frequency_response, spectrum
+from dpbench.training.recorder import GradientRecorder
 
 
 def white(steps, coordinates, std=1.0, seed=0):

@@ -18,7 +18,7 @@ from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold, PercentileThreshold
-from dpbench.training.assemble import per_sample_loss
+from dpbench.training.losses import per_sample_loss
 
 CLIPS = [
     ThresholdClip(),

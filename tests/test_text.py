@@ -23,9 +23,9 @@ from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.scores import text_scores
 from dpbench.scores.cider import cider
-from dpbench.training.assemble import next_token_loss, per_sample_loss
 from dpbench.training.evaluation import evaluate, evaluate_language_model
 from dpbench.training.generation import continuations
+from dpbench.training.losses import next_token_loss, per_sample_loss
 from dpbench.training.padding import require_padding_unread
 
 # Data
@@ -305,7 +305,7 @@ def test_empty_texts_are_padding_alone_whatever_is_beside_them(lengths):
     split = split_of(lengths)
     model = assembled(composed("dataset=sst2", "model=text_small")).model
     answers = [model(ids) for ids, _ in split.batches(torch.arange(len(lengths)), 2)]
-    loss = evaluate(model, split).loss
+    loss = evaluate(model, split, 1000).loss
     assert loss == pytest.approx(F.cross_entropy(torch.cat(answers), split.labels).item())
     assert torch.equal(split.take(torch.tensor([0, 1]))[0], torch.zeros(2, 8, dtype=torch.int64))
     # A text of nothing is told apart by nothing: what is left of the model is the bias of its head.

@@ -29,10 +29,10 @@ from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.query import LastIterates, OnePoint, TwoPoint
 from dpbench.schedules import InverseSqrt
-from dpbench.spectra import GradientRecorder
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, FixedThreshold, PercentileThreshold
 from dpbench.threshold.histogram import expected_error
+from dpbench.training.recorder import GradientRecorder
 
 
 def quadratic(curvatures, start):

@@ -214,7 +214,7 @@ def test_evaluation_counts_over_uneven_batches(monkeypatch):
     inputs, labels = split.take(slice(None))
     want = (model(inputs).argmax(1) == labels).double().mean()
     monkeypatch.setattr("dpbench.training.evaluation.EVALUATION_BATCH", 77)
-    found = evaluate(model, split)
+    found = evaluate(model, split, 1000)
     assert found.accuracy == pytest.approx(float(want))
     assert found.loss == pytest.approx(
         float(torch.nn.functional.cross_entropy(model(inputs), labels).detach()), rel=1e-5

@@ -18,8 +18,9 @@ from dpbench.gradients import MicroBatch
 from dpbench.privacy import Release
 from dpbench.query import Point, Query
 from dpbench.step import PrivateStep
-from dpbench.training.assemble import Assembly, assemble, per_sample_loss
+from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import budget, open_ledger
+from dpbench.training.losses import per_sample_loss
 
 # Samples besides the canary, which the attacker knows: more than none, so that what mixes samples shows, and few, so
 # that the size of the batch does too.

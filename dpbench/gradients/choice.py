@@ -40,11 +40,9 @@ class Chooser:
 
     Attributes:
         choices: strategy by description of use and shapes.
-        only: kinds of strategies to choose among; None for all.
     """
 
-    def __init__(self, only: frozenset[str] | None = None) -> None:
-        self.only = only
+    def __init__(self) -> None:
         self.choices: dict[str, Strategy] = {}
 
     def state_dict(self) -> State:
@@ -82,8 +80,6 @@ class Chooser:
     def _candidates(self, use: Use, term: Term, points: int) -> dict[Strategy, float]:
         """Strategies that the memory rule allows, with their multiplications."""
         cost = use.strategies(term, points)
-        if self.only is not None:
-            cost = {s: c for s, c in cost.items() if s.kind in self.only} or cost
         allowance = use.hold_factor * points * (term.a[0].numel() + term.b[0].numel())
         small = use.size <= allowance
         return {s: c for s, c in cost.items() if small or s.kind != "hold"} or cost

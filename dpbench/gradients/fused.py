@@ -10,19 +10,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dpbench.devices import out_of_memory
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
-from dpbench.gradients.loss import sample_losses
+from dpbench.gradients.loss import Loss
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.gradients.recording import Parameters
+from dpbench.gradients.replay import padded
 from dpbench.gradients.request import MicroBatch, Request
 from dpbench.gradients.summands import Summand
 from dpbench.gradients.tape import Tape
@@ -34,7 +35,6 @@ from dpbench.gradients.verify import (
     draws_at_random,
     is_due,
     moved,
-    out_of_memory,
     undisturbed_copy,
     without_fast_paths,
 )
@@ -91,30 +91,47 @@ class FusedGradients(PerSampleGradients):
         rows: samples of all seeds that are computed at once.
     """
 
-    rows: int = 128
-    _passes: int = 0
-    _one_by_one: bool = False
+    def __init__(
+        self,
+        model: nn.Module,
+        flat: FlatParameters,
+        loss: Loss,
+        *,
+        per_layer: bool = False,
+        views: int = 1,
+        autocast: torch.dtype | None = None,
+        rows: int = 128,
+    ) -> None:
+        """Nothing compared so far.
 
-    @cached_property
-    def _compared_passes(self) -> Compared:
-        return Compared()
-
-    @cached_property
-    def _doubted(self) -> set[PerSampleGradients]:
-        """Of the runs whose sums were others than those that they get alone when they were last compared."""
-        return set()
+        Args:
+            model: as for `Passes`; so are all others but the last.
+            flat: see there.
+            loss: see there.
+            per_layer: see there.
+            views: see there.
+            autocast: see there.
+            rows: as above.
+        """
+        super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
+        self.rows = rows
+        self._passes = 0
+        self._compared_passes = Compared()
+        self._one_by_one = False
+        # Of the runs whose sums were others than those that they get alone when they were last compared.
+        self._doubted: set[PerSampleGradients] = set()
 
     def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
         """Why this model's seeds can't share a pass; None where they can, which is tried out on these samples.
 
         The sums and norms of several seeds are compared with autograd's, sample by sample and in float64.
         """
-        if self.direct:
-            return f"parameter {self.direct[0]!r} is used outside of known layers"
-        for layer, forward in self._layers:
+        if self.owners.direct:
+            return f"parameter {self.owners.direct[0]!r} is used outside of known layers"
+        for layer, forward in self.owners.known:
             if forward not in BY_SEED:
                 return f"{type(layer).__name__} takes one seed at a time"
-        if self._draws(inputs[:1], targets[:1]):
+        if draws_at_random(self.model, self.losses, inputs[:1], targets[:1]):
             return "the model draws random numbers, which each seed has its own of"
         point = [Point(1.0, self.flat.vector)]
         if not isinstance(self.way(point, inputs, targets), Books):
@@ -129,15 +146,7 @@ class FusedGradients(PerSampleGradients):
                 raise
             return f"{type(error).__name__}: {error}"
 
-    def _draws(self, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether the model draws random numbers."""
-
-        def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-            return sample_losses(self.model, self.loss, inputs, targets, self.views)
-
-        return draws_at_random(self.model, losses, inputs, targets)
-
-    def _compared(self, copy: torch.nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
+    def _compared(self, copy: nn.Module, inputs: Tensor, targets: Tensor) -> str | None:
         twin = FusedGradients(copy, FlatParameters(copy), self.loss, views=self.views)
         start, size = twin.flat.vector, len(twin.flat)
         weights = (1.5, -0.5)
@@ -175,7 +184,7 @@ class FusedGradients(PerSampleGradients):
             weights = weight * counts
             found = self._keep_books(BOOKS, weights, len(points), inputs, targets, summands, stacked)
             losses.append(found.detach())
-        return Tape(losses[0], self.flat, summands, self._groups, seeds)
+        return Tape(losses[0], self.flat, summands, self.owners.groups, seeds)
 
     def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
         """What each request would have got alone, to rounding; or the error that it would have raised."""
@@ -283,7 +292,7 @@ class FusedGradients(PerSampleGradients):
         requests = [share.request for share, _ in pieces]
         sizes = [len(targets) for _, (_, targets) in pieces]
         seeds, longest = len(pieces), max(sizes)
-        inputs, targets = (torch.cat([_padded(piece[i], longest) for _, piece in pieces]) for i in (0, 1))
+        inputs, targets = (torch.cat([padded(piece[i], longest) for _, piece in pieces]) for i in (0, 1))
         points = [
             Point(of_seeds[0].weight, torch.stack([point.iterate for point in of_seeds]))
             for of_seeds in zip(*(request.points for request in requests), strict=True)
@@ -308,9 +317,3 @@ class FusedGradients(PerSampleGradients):
             Clipped(totals[s], losses[s, : sizes[s]], whole[s, : sizes[s]]) if sound_seeds[s] else None
             for s in range(seeds)
         ]
-
-
-def _padded(t: Tensor, length: int) -> Tensor:
-    """A tensor (n, ...) with its first row repeated below, shape (length, ...)."""
-    missing = length - len(t)
-    return t if missing == 0 else torch.cat([t, t[:1].expand(missing, *t.shape[1:])])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, Self
@@ -12,38 +11,23 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import PlainWarning, UserError
-from dpbench.gradients.choice import Chooser
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
-from dpbench.gradients.functional import by_vmap, one_by_one
-from dpbench.gradients.layers import Forward, forward_of, refuse_mixing
-from dpbench.gradients.loss import Loss, sample_losses
-from dpbench.gradients.pooling import max_pooling, wants_channels_last
-from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
+from dpbench.gradients.loss import Loss
+from dpbench.gradients.passes import Passes, generators_of
 from dpbench.gradients.replay import Replays, padded, replayable, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
-from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
-from dpbench.gradients.uses import Direct
-from dpbench.gradients.uses.base import full
-from dpbench.gradients.verify import (
-    Compared,
-    is_due,
-    may_be_out_of_memory,
-    modes_of,
-    out_of_memory,
-    without_fast_paths,
-)
+from dpbench.gradients.verify import Compared, is_due, modes_of
 from dpbench.gradients.way import Books, Rows, Way
-from dpbench.gradients.weights import Weights
 from dpbench.query import Point
-from dpbench.randomness import Generators
 from dpbench.stage import State
 
 
-class PerSampleGradients:
-    """Computes tapes of a model.
+class PerSampleGradients(Passes):
+    """Computes tapes of a model, by a way that it finds, and clipped sums.
 
     One forward pass, and one backward pass that makes output gradients only, per iterate. Layers of known kinds
     (layers.py) keep books; parameters outside such layers are repeated per sample. Before books are relied on they
@@ -51,12 +35,6 @@ class PerSampleGradients:
     layers with parameters, takes `torch.func`, or one backward pass per sample, and says so.
 
     Attributes:
-        model: maps inputs to outputs.
-        flat: its parameters that are trained.
-        loss: per-sample losses of outputs and targets.
-        views: K.
-        in_half: autocast runs the model.
-        channels_last: books are kept fastest where convolutions give their channels last.
         most: samples that are computed at once at most, since memory ran out; None where it never did.
     """
 
@@ -69,34 +47,9 @@ class PerSampleGradients:
         per_layer: bool = False,
         views: int = 1,
         autocast: torch.dtype | None = None,
-        strategies: frozenset[str] | None = None,
     ) -> None:
-        """Find out which layers have parameters to train.
-
-        Args:
-            model: maps inputs (B, ...) to outputs whose dimension 0 is the sample.
-            flat: its trainable parameters.
-            loss: per-sample losses (B,) of outputs and targets.
-            per_layer: one group of parameters per layer instead of one for all.
-            views: K; where it is more than 1, inputs are (B, K, ...) and a sample's loss is the mean over its views.
-            autocast: torch.bfloat16 to let autocast run the model in it; norms and sums are taken in float32.
-            strategies: kinds of strategies to choose among (uses/base.py); None for all.
-
-        Raises:
-            UserError: a layer mixes samples.
-        """
-        self.flat = flat
-        self.model = model
-        self.loss = loss
-        self.views = views
-        self.in_half = autocast is not None
-        self._autocast = autocast
-        self._chooser = Chooser(strategies)
-        self._layers: list[tuple[nn.Module, Forward]] = []
-        self._direct: list[tuple[nn.Module, str, Tensor]] = []
-        self._groups: dict[Tensor, int] = {}
-        self._find_layers(per_layer)
-        self.channels_last = wants_channels_last([layer for layer, _ in self._layers], flat.vector.device)
+        """Find out which layers have parameters to train; all arguments are as for `Passes`."""
+        super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
         self._way: Way | None = None
         self._modes = modes_of(model)
         self._samples_compared = 0
@@ -114,45 +67,6 @@ class PerSampleGradients:
         if isinstance(copied._way, Rows):
             copied._way = copied.one_by_one() if copied._way.by_plain_autograd else copied.by_vmap()
         return copied
-
-    def _find_layers(self, per_layer: bool) -> None:
-        """Layers that keep books, parameters outside of them, and the group of each parameter."""
-        trained = {id(parameter): parameter for parameter in self.flat.parameters}
-        claimed: set[nn.Module] = set()
-        for name, layer in self.model.named_modules():
-            refuse_mixing(name, layer)
-            if layer in claimed:
-                continue
-            forward = forward_of(layer)
-            whole = forward is not None
-            slots = [(slot, p) for slot, p in layer.named_parameters(recurse=whole) if id(p) in trained]
-            if forward is max_pooling:  # the one kind that has no parameters
-                self._layers.append((layer, forward))
-            if not slots:
-                continue
-            group = len(set(self._groups.values())) if per_layer else 0
-            for _, parameter in slots:
-                self._groups.setdefault(parameter, group)
-            if forward is not None:
-                self._layers.append((layer, forward))
-                claimed.update(layer.modules())
-            else:
-                self._direct += [(layer, slot, parameter) for slot, parameter in slots]
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        """Those that have parameters to train, and keep books."""
-        return [layer for layer, forward in self._layers if forward is not max_pooling]
-
-    @property
-    def direct(self) -> list[str]:
-        """Names of parameters that no known layer owns, within their modules."""
-        return [slot for _, slot, _ in self._direct]
-
-    @property
-    def groups(self) -> int:
-        """G, how many groups of parameters have a norm of their own."""
-        return max(self._groups.values()) + 1
 
     def clipped_sum(
         self,
@@ -206,7 +120,7 @@ class PerSampleGradients:
         remainder: bool,
     ) -> Clipped | None:
         """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
-        count, generators = len(targets), _generators(inputs)
+        count, generators = len(targets), generators_of(inputs)
         before: State | None = None
         try:
             way = self.way(points, inputs, targets)
@@ -341,139 +255,6 @@ class PerSampleGradients:
             stacklevel=4,
         )
 
-    def one_by_one(self) -> Rows:
-        """The way that is right by definition."""
-        return Rows(one_by_one(self.model, self.flat, self.loss, self.views), by_plain_autograd=True)
-
-    def by_vmap(self) -> Rows:
-        """The way by torch.func."""
-        return Rows(by_vmap(self.model, self.flat, self.loss, self.views), by_plain_autograd=False)
-
-    def of_copy(self, copy: nn.Module) -> PerSampleGradients:
-        """The same for a copy of the model, in full precision and with one group."""
-        return type(self)(copy, FlatParameters(copy), self.loss, views=self.views)
-
-    def autocast(self) -> torch.autocast:
-        """The context in which the model runs."""
-        return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half)
-
-    def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
-        """What `record` gives, by a way that is not compared with anything; losses are those of the first point."""
-        summands: dict[Parameters, Summand] = {}
-        losses: list[Tensor] = []
-        # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
-        draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
-        generators = _generators(inputs)
-        before = generators.state_dict() if draws else None
-        for j, (weight, iterate) in enumerate(points):
-            if before is not None and j > 0:  # the same masks at all iterates
-                generators.load_state_dict(before)
-            # Backward passes too read the parameters, so everything happens at the iterate.
-            with self.flat.at(iterate):
-                if isinstance(way, Books):
-                    found = self._keep_books(way, weight, len(points), inputs, targets, summands)
-                else:
-                    with self.autocast():
-                        found, rows = way.gradients(inputs, targets)
-                    self._add_rows(rows.mul_(weight), summands)
-            losses.append(full(found.detach()))
-        return Tape(losses[0], self.flat, summands, self._groups)
-
-    def _keep_books(
-        self,
-        way: Books,
-        weight: float | Tensor,
-        points: int,
-        inputs: Tensor,
-        targets: Tensor,
-        summands: dict[Parameters, Summand],
-        weights: Weights | None = None,
-    ) -> Tensor:
-        """Losses at these weights; what their gradients are made of goes to the summands.
-
-        Args:
-            way: of book-keeping.
-            weight: of the point; for all samples, or of each, shape (B,).
-            points: how many there are.
-            inputs: as for `record`.
-            targets: as for `record`.
-            summands: of all points so far.
-            weights: what the layers compute with; the parameters as they are by default.
-        """
-        rows, weights = len(targets) * self.views, weights or Weights(channels_last=way.channels_last)
-        recording = Recording(len(targets), rows, points, self.flat.parameters, self._chooser, summands, weights)
-        with self.flat.frozen(), torch.enable_grad():
-            with self._watched(recording, way), without_fast_paths(), self.autocast():
-                losses = full(sample_losses(self.model, self.loss, inputs, targets, self.views))
-            if losses.requires_grad:
-                losses.backward(torch.ones_like(losses) * weight)
-        return losses
-
-    def _add_rows(self, rows: Tensor, summands: dict[Parameters, Summand]) -> None:
-        sizes = [parameter.numel() for parameter in self.flat.parameters]
-        for parameter, part in zip(self.flat.parameters, rows.split(sizes, 1), strict=True):
-            summand = summands.setdefault((parameter,), Held(HOLD))
-            summand.add(direct(part), Direct((tuple(parameter.shape),)))
-
-    def used_otherwise(self, inputs: Tensor, targets: Tensor) -> str | None:
-        """The name of a parameter that books do not see a use of, or None; its gradient may be zero for these samples.
-
-        Args:
-            inputs: as for `record`.
-            targets: as for `record`.
-        """
-        with self._replaced(lambda layer, _: _of_constants(layer), Tensor.detach), torch.enable_grad():
-            losses = sample_losses(self.model, self.loss, inputs, targets, self.views)
-        if not losses.requires_grad:
-            return None
-        parts = torch.autograd.grad(losses.sum(), self.flat.parameters, allow_unused=True)
-        return next((name for name, part in zip(self.flat.names, parts, strict=True) if part is not None), None)
-
-    def _watched(self, recording: Recording, way: Books) -> AbstractContextManager[None]:
-        """Let layers keep books, and each row have its own copy of the parameters outside of them."""
-        return self._replaced(
-            lambda layer, forward: partial(forward, recording, layer),
-            lambda parameter: _repeated(recording, parameter, way.leading),
-        )
-
-    @contextmanager
-    def _replaced(
-        self, forwards: Callable[[nn.Module, Forward], Forward], values: Callable[[Tensor], Tensor]
-    ) -> Iterator[None]:
-        """Let layers have other forwards, and the owners of parameters outside of them other values."""
-        own = [(layer, vars(layer).get("forward")) for layer, _ in self._layers]
-        for layer, forward in self._layers:
-            layer.forward = forwards(layer, forward)
-        for owner, slot, parameter in self._direct:
-            del owner._parameters[slot]
-            setattr(owner, slot, values(parameter))
-        try:
-            yield
-        finally:
-            for layer, forward_before in own:
-                del layer.forward
-                if forward_before is not None:
-                    layer.forward = forward_before
-            for owner, slot, parameter in self._direct:
-                delattr(owner, slot)
-                owner._parameters[slot] = parameter  # type: ignore[assignment]
-
-
-def _of_constants(layer: nn.Module) -> Forward:
-    """The layer's own computation, for which autograd takes its parameters for constants."""
-    forward, trained = layer.forward, [parameter for parameter in layer.parameters() if parameter.requires_grad]
-
-    def of_constants(*args: Any, **kwargs: Any) -> Any:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            for parameter in trained:
-                parameter.requires_grad_()
-
-    return of_constants
-
 
 def _pair(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """A micro-batch, if it is one."""
@@ -483,14 +264,3 @@ def _pair(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             "inputs, make one tensor of them that its forward() takes apart"
         )
     return part
-
-
-def _generators(inputs: Tensor) -> Generators:
-    """Those that a model may draw from for these inputs."""
-    return Generators([inputs.device] if inputs.is_cuda else [])
-
-
-def _repeated(recording: Recording, parameter: Tensor, leading: int) -> Tensor:
-    if parameter.dim() > 1 and parameter.shape[0] == 1:
-        return recording.expanded(parameter, recording.rows).squeeze(1)
-    return recording.expanded(parameter, recording.rows, leading)

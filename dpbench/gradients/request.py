@@ -17,7 +17,7 @@ MicroBatch = tuple[Tensor, Tensor]
 
 
 class Request(NamedTuple):
-    """A clipped sum that is wanted; the fields are those of `PerSampleGradients.clipped_sum`.
+    """A clipped sum that is wanted of `PerSampleGradients.clipped_sum`, which most of the fields go to.
 
     Attributes:
         gradients: of the run's model.

@@ -8,16 +8,17 @@ and for all samples at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from dpbench.devices import out_of_memory
 from dpbench.errors import UserError
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
-from dpbench.gradients.layout import rows_by_data
 from dpbench.gradients.loss import sample_losses
+from dpbench.gradients.passes import Passes
+from dpbench.gradients.row_order import rows_by_data
 from dpbench.gradients.verify import (
     LARGE,
     SAMPLES,
@@ -28,7 +29,6 @@ from dpbench.gradients.verify import (
     losses_differ,
     mixes_samples,
     moved,
-    out_of_memory,
     short_norm,
     some,
     undisturbed_copy,
@@ -36,9 +36,6 @@ from dpbench.gradients.verify import (
 )
 from dpbench.gradients.way import Books, Settled, Way
 from dpbench.query import Point
-
-if TYPE_CHECKING:
-    from dpbench.gradients.per_sample import PerSampleGradients
 
 # A parameter that no known layer owns is used once per row of the model's input; where its first dimension is not the
 # one that is shared by the rows, so many dimensions may stand between the row and the parameter's own.
@@ -48,7 +45,7 @@ UNDECIDED = "gradients are not finite"
 AGAIN = 1000 * len(LEVELS)
 
 
-def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settled | None:
+def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
     """The way for a model, found on the first samples of a batch; None where their gradients are not finite.
 
     Args:
@@ -84,25 +81,21 @@ def settle(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Settl
     raise AssertionError("the model's own precision is always tried")
 
 
-def _require_function(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
+def _require_function(engine: Passes, inputs: Tensor, targets: Tensor) -> bool:
     """Raise `UserError` unless the model itself is a function of its samples and of random draws; whether it draws.
 
     A copy would not do, for not every model can be copied; nor would the place where parameters begin, for outputs may
     all be zero there.
     """
-
-    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        return sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
-
     flat = engine.flat
     with flat.at(moved(flat.vector, 0)), engine.autocast(), without_fast_paths():
-        kept = keeps_of_samples(engine.model, losses, inputs, targets, half=engine.in_half)
+        kept = keeps_of_samples(engine.model, engine.losses, inputs, targets, half=engine.in_half)
         if kept is not None:
             raise UserError(kept)
-        return draws_at_random(engine.model, losses, inputs, targets)
+        return draws_at_random(engine.model, engine.losses, inputs, targets)
 
 
-def _loss_reads_parameters(engine: PerSampleGradients, inputs: Tensor, targets: Tensor) -> bool:
+def _loss_reads_parameters(engine: Passes, inputs: Tensor, targets: Tensor) -> bool:
     """Whether the loss has a gradient beside that by way of the model's outputs, such as a weight decay of its own.
 
     Neither layers that keep books nor a copy of the model would see it.
@@ -121,30 +114,27 @@ def _loss_reads_parameters(engine: PerSampleGradients, inputs: Tensor, targets: 
     return any(part is not None for part in parts)
 
 
-def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targets: Tensor) -> Settled | None:
+def _agreeing(engine: Passes, copy: nn.Module, inputs: Tensor, targets: Tensor) -> Settled | None:
     """The way that agrees on a copy of the model."""
     twin = engine.of_copy(copy)
+    owners = twin.owners
     inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
-
-    def losses(inputs: Tensor, targets: Tensor) -> Tensor:
-        return sample_losses(copy, engine.loss, inputs, targets, engine.views)
-
-    levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, losses, inputs, targets) else (None,)
+    levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, twin.losses, inputs, targets) else (None,)
     points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
-            if any(mixes_samples(copy, losses, level, inputs, targets) for level in levels):
+            if any(mixes_samples(copy, twin.losses, level, inputs, targets) for level in levels):
                 return Settled(engine.one_by_one(), "in a batch, the loss of a sample depends on other samples")
         candidates: list[tuple[Way, Way]] = []
         rows = inputs.flatten(0, 1) if engine.views > 1 else inputs
         try:
             with held_still(levels[0]):
-                complaint = rows_by_data(copy, twin.layers, twin.direct, rows)
+                complaint = rows_by_data(copy, owners.layers, owners.direct, rows)
             complaint = complaint or _used_otherwise(twin, levels, inputs, targets)
         except Exception as error:  # it can't be followed, perhaps because it is compiled
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
-            ways = [Books(leading) for leading in (LEADING if twin.direct else LEADING[:1])]
+            ways = [Books(leading) for leading in (LEADING if owners.direct else LEADING[:1])]
             candidates += zip(ways, ways, strict=True)
         candidates.append((twin.by_vmap(), engine.by_vmap()))
         for of_copy, way in candidates:
@@ -158,20 +148,27 @@ def _agreeing(engine: PerSampleGradients, copy: nn.Module, inputs: Tensor, targe
         return Settled(engine.one_by_one(), complaint or "")
 
 
-def _used_otherwise(
-    twin: PerSampleGradients, levels: Sequence[float | None], inputs: Tensor, targets: Tensor
-) -> str | None:
-    """What is wrong with books that do not see all uses of a parameter, be it by samples of one kind; or None."""
+def _used_otherwise(twin: Passes, levels: Sequence[float | None], inputs: Tensor, targets: Tensor) -> str | None:
+    """What is wrong with books that do not see all uses of a parameter, or None.
+
+    Its gradient by the others is asked for, which may be zero for these samples.
+    """
+    flat = twin.flat
     for level in levels:
         with held_still(level):
-            name = twin.used_otherwise(inputs, targets)
-        if name is not None:
-            return f"parameter {name!r} is used past its layer, or under another name"
+            with twin.owners.constant(), torch.enable_grad():
+                losses = twin.losses(inputs, targets)
+            if not losses.requires_grad:
+                continue
+            parts = torch.autograd.grad(losses.sum(), flat.parameters, allow_unused=True)
+        for name, part in zip(flat.names, parts, strict=True):
+            if part is not None:
+                return f"parameter {name!r} is used past its layer, or under another name"
     return None
 
 
 def _problem(
-    twin: PerSampleGradients, way: Way, points: Sequence[Point], level: float | None, inputs: Tensor, targets: Tensor
+    twin: Passes, way: Way, points: Sequence[Point], level: float | None, inputs: Tensor, targets: Tensor
 ) -> str | None:
     """What is wrong with a way at a level of random draws, if the model draws; `UNDECIDED`; or None."""
     alone = twin.one_by_one().gradients
@@ -194,7 +191,7 @@ def _problem(
 
 
 def problem_in_batch(
-    engine: PerSampleGradients, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int
+    engine: Passes, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int
 ) -> str | None:
     """What is wrong with a way for this batch; None for nothing, `UNDECIDED` where gradients are not finite.
 
@@ -221,7 +218,7 @@ def problem_in_batch(
 
 
 def _problem_near(
-    engine: PerSampleGradients, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int
+    engine: Passes, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int
 ) -> str | None:
     """`problem_in_batch`, at one place near the points, which the seed decides with the factors."""
     flat = engine.flat
@@ -235,7 +232,7 @@ def _problem_near(
     with buffers_kept(engine.model), without_fast_paths():
         for weight, iterate in elsewhere:
             with flat.at(iterate), torch.enable_grad(), held_still(level), engine.autocast():
-                losses = sample_losses(engine.model, engine.loss, inputs, targets, engine.views)
+                losses = engine.losses(inputs, targets)
                 parts = torch.autograd.grad(
                     (losses * factors).sum(), flat.parameters, allow_unused=True, materialize_grads=True
                 )
@@ -251,7 +248,7 @@ def _problem_near(
             for which in (slice(None, None, 2), slice(0, 1)):
                 few, of_few = inputs[which].contiguous(), targets[which].contiguous()
                 with flat.at(elsewhere[-1].iterate), held_still(level), engine.autocast(), torch.no_grad():
-                    again = sample_losses(engine.model, engine.loss, few, of_few, engine.views)
+                    again = engine.losses(few, of_few)
                 if losses_differ(losses[which], again, half=engine.in_half):
                     return "in a batch, the loss of a sample depends on other samples"
         try:

@@ -150,10 +150,9 @@ class Factored(Summand):
     @override
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖²."""
-        if self._strategy.kind == "gram":
-            terms = [term.precise() for term in self.terms] if precise else self.terms
-            return self.use.gram_squares(terms, self._strategy)
         terms = [term.precise() for term in self.terms] if precise else self.terms
+        if self._strategy.kind == "gram":
+            return self.use.gram_squares(terms, self._strategy)
         squares = []
         for part in chunks(len(terms[0].b), self._strategy.chunk):
             rows = self.use.rows(terms[0].samples(part), self._strategy)

@@ -9,6 +9,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from dpbench.devices import out_of_memory
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
@@ -28,13 +29,6 @@ TOLERANCE = {torch.float64: (1e-4, 1e-5), torch.float32: (1e-2, 1e-3)}
 TOLERANCE_IN_HALF = (0.2, 0.05)
 # How far a loss may be from that of the same samples before, relative and absolute: kernels may add up in any order.
 AFTER_OTHERS, AFTER_OTHERS_IN_HALF = (1e-4, 1e-5), (0.02, 0.01)
-# What is said where memory ran out by errors that have no type of their own: of the CPU, CUDA, cuBLAS and cuDNN.
-NO_MEMORY = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 # Models with more parameters are compared in float32, whatever that hides, to save memory.
 LARGE = 50_000_000
 
@@ -278,13 +272,3 @@ def losses_differ(one: Tensor, other: Tensor, *, half: bool = False) -> bool:
     """
     of_own, of_all = TOLERANCE_IN_HALF if half else TOLERANCE.get(one.dtype, TOLERANCE[torch.float32])
     return not torch.allclose(one, other, rtol=of_own, atol=of_all, equal_nan=True)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in NO_MEMORY)
-
-
-def may_be_out_of_memory(error: BaseException) -> bool:
-    """The same, or that cuDNN found no way, which needs memory too; unless it has none at all for this computation."""
-    return out_of_memory(error) or "unable to find an engine to execute this computation" in str(error)

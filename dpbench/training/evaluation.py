@@ -31,7 +31,7 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, team: Team = ALONE) -> Evaluation:
+def evaluate(model: nn.Module, split: Samples, batch: int, team: Team = ALONE) -> Evaluation:
     """Evaluate a classifier; it is left in training mode.
 
     Args:
@@ -56,9 +56,7 @@ def evaluate(model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, te
 
 
 @torch.no_grad()
-def evaluate_language_model(
-    model: nn.Module, split: Samples, batch: int = EVALUATION_BATCH, team: Team = ALONE
-) -> Evaluation:
+def evaluate_language_model(model: nn.Module, split: Samples, batch: int, team: Team = ALONE) -> Evaluation:
     """Evaluate a model of the next token; it is left in training mode.
 
     Args:

@@ -14,13 +14,11 @@ from rich.console import Console
 from dpbench.config import Job, RunConfig, config_hash, resolved
 from dpbench.config.own import contracts, place
 from dpbench.data import Splits
-from dpbench.devices import choose_device, describe, prepare_device
+from dpbench.devices import choose_device, describe, out_of_memory, prepare_device
 from dpbench.errors import UserError
 from dpbench.files import jsonable, read_json
 from dpbench.garbage import uncollected
-from dpbench.gradients.verify import out_of_memory
 from dpbench.privacy import Ledger
-from dpbench.spectra import GradientRecorder
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.provenance import gone_on, provenance
@@ -37,6 +35,7 @@ from dpbench.training.leases import device_of_this_process
 from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.padding import require_padding_unread
+from dpbench.training.recorder import GradientRecorder
 from dpbench.training.resume import Training
 
 # Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of

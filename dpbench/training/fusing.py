@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,8 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
     if not config.dataset.one_shape:
         return None, "their samples are of different lengths"
     first = runs[0]
-    fused = gradients_of(config, first.model, first.step.gradients.flat, FusedGradients)
-    fused.rows = max(1, fused_rows(config, first.model, first.step.gradients, len(runs)))
+    rows = max(1, fused_rows(config, first.model, first.step.gradients, len(runs)))
+    fused = gradients_of(config, first.model, first.step.gradients.flat, partial(FusedGradients, rows=rows))
     if config.fuse_seeds == "auto" and (seconds := _seconds_of_a_pass(config, first, splits)) > LONG_PASS:
         return None, f"a pass of one seed takes {seconds:.1f} s, of which sharing saves little"
     objection = fused.objection(*_some(config, splits, CHECKED_SAMPLES))

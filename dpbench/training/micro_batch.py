@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from dpbench import cache
 from dpbench.config import RunConfig
 from dpbench.config.identity import plain
-from dpbench.devices import ROWS_ON_CPU, describe, total_memory
+from dpbench.devices import ROWS_ON_CPU, describe, may_be_out_of_memory, total_memory
 from dpbench.gradients import PerSampleGradients
-from dpbench.gradients.verify import may_be_out_of_memory
 from dpbench.query import Point
 
 # Largest share of the device's memory that one micro-batch may take.

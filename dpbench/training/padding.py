@@ -11,7 +11,6 @@ from dpbench.errors import UserError
 from dpbench.gradients import PerSampleGradients
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
-from dpbench.gradients.loss import sample_losses
 from dpbench.gradients.verify import AFTER_OTHERS, AFTER_OTHERS_IN_HALF, moved, without_fast_paths
 
 # Of the samples in the order of their lengths, those that are compared with and without the padding of the longest.
@@ -49,9 +48,6 @@ def _loss(gradients: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Ten
     """Of one sample, in the neighbourhood of the parameters: where they begin outputs may all be zero."""
     flat, model = gradients.flat, gradients.model
 
-    def loss() -> Tensor:
-        return sample_losses(model, gradients.loss, inputs, targets, gradients.views)
-
     with (
         flat.at(moved(flat.vector, 0)),
         torch.no_grad(),
@@ -61,10 +57,10 @@ def _loss(gradients: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Ten
     ):
         try:
             with held_still(LEVELS[0]):
-                return loss()
+                return gradients.losses(inputs, targets)
         except UnknownDraw:
             model.eval()
             try:
-                return loss()
+                return gradients.losses(inputs, targets)
             finally:
                 model.train()

@@ -37,10 +37,10 @@ from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.uniform import SeededUniform
 from dpbench.randomness import Generators
-from dpbench.spectra import GradientRecorder
 from dpbench.stage import State
 from dpbench.training.assemble import Assembly
 from dpbench.training.loop import Metrics, Progress
+from dpbench.training.recorder import GradientRecorder
 
 # The global generators, which layers such as dropout draw from: set where training begins, as others use them too.
 GLOBAL = "streams of the model"
