@@ -70,6 +70,7 @@ def load_trained(record: str | Path) -> Trained:
     assert isinstance(stage, Model)
     try:
         weights = load_file(folder / MODEL)
+        stage.check(dataset)
         model = stage.build(dataset)
         model.load_state_dict(weights)
     except FileNotFoundError as error:

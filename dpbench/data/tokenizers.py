@@ -116,8 +116,8 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
         return Bytes()
     import transformers
 
-    kind, source = KNOWN.get(name, ("AutoTokenizer", name))
-    local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
+    kind, source = _kind_and_source(name)
+    local = _local(name, root)
     here = os.path.isdir(local)  # pathlib raises where a name is longer than a file system takes
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
@@ -151,17 +151,25 @@ def tokenizer_here(name: str, root: Path) -> bool:
     """Whether `open_tokenizer` would find files of it without a network; reads none of them."""
     if name == BYTES:
         return True
-    local = root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
-    if os.path.isdir(local):
+    if os.path.isdir(_local(name, root)):
         return True
     import huggingface_hub
 
-    repository = KNOWN[name][1] if name in KNOWN else name
     try:
-        found = huggingface_hub.try_to_load_from_cache(repository, "tokenizer_config.json")
+        found = huggingface_hub.try_to_load_from_cache(_kind_and_source(name)[1], "tokenizer_config.json")
     except ValueError:  # no name of a repository
         return False
     return isinstance(found, str)
+
+
+def _local(name: str, root: Path) -> Path:
+    """The folder that a tokenizer may lie in."""
+    return root / "tokenizers" / name if name in KNOWN else Path(name).expanduser()
+
+
+def _kind_and_source(name: str) -> tuple[str, str]:
+    """The class of transformers that reads a tokenizer, and its repository on the hub."""
+    return KNOWN.get(name, ("AutoTokenizer", name))
 
 
 def _error(name: str, message: str) -> UserError:

@@ -57,6 +57,11 @@ class PretrainedModel(Model):
     pretrained: str | None = None
 
 
+def require_size(size: int | None) -> None:
+    """Raise `UserError` unless a model's image_size is one."""
+    require(size is None or size > 0, "model.image_size", size, "a whole number > 0, or null")
+
+
 def require_transformer(width: int, depth: int, heads: int) -> None:
     """Raise `UserError` unless a transformer can have tokens so wide, so many blocks, and so many heads."""
     for name, value in (("depth", depth), ("heads", heads)):

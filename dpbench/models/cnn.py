@@ -39,7 +39,6 @@ class CNN5(Model):
 
     @override
     def build(self, dataset: ImageDataset) -> nn.Module:
-        self.check(dataset)
         layers: list[nn.Module] = [nn.ZeroPad2d((32 - dataset.height) // 2)] if dataset.height < 32 else []
         channels = dataset.channels
         for width in (32, 64, 128, 256):
@@ -70,7 +69,6 @@ class SmallCNN(Model):
 
     @override
     def build(self, dataset: ImageDataset) -> nn.Module:
-        self.check(dataset)
         repeated = dataset.channels == 1 and self.repeat_grey
         return nn.Sequential(
             *([ToThreeChannels()] if repeated else []),
@@ -110,7 +108,6 @@ class AbadiCNN(PretrainedModel):
 
     @override
     def build(self, dataset: ImageDataset) -> nn.Module:
-        self.check(dataset)
         pixels = dataset.height // 4 * (dataset.width // 4)
         net = nn.Sequential(
             OrderedDict(

@@ -9,10 +9,9 @@ from typing_extensions import override
 
 from dpbench.data import ImageDataset
 from dpbench.errors import require
-from dpbench.models.base import Model
+from dpbench.models.base import Model, require_size
 from dpbench.models.inputs import colour_input
 from dpbench.models.layers import group_norm
-from dpbench.models.residual import require_size
 
 
 @dataclass

@@ -79,7 +79,6 @@ class TextEncoder(PretrainedText):
     def build(self, dataset: Dataset) -> nn.Module:
         import transformers
 
-        self.check(dataset)
         of_roberta = self.kind == "roberta"
         settings: dict[str, Any] = {
             "vocab_size": self.vocabulary,
@@ -172,7 +171,6 @@ class GPT2(PretrainedText):
     def build(self, dataset: Dataset) -> nn.Module:
         import transformers
 
-        self.check(dataset)
         net = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
                 vocab_size=self.vocabulary,
@@ -188,7 +186,7 @@ class GPT2(PretrainedText):
             )
         )
         if self.pretrained is not None:
-            load_pretrained(net, self.pretrained, head="no head", adapt=_tied)
+            load_pretrained(net, self.pretrained, adapt=_tied)
         return NextToken(net)
 
 

@@ -19,14 +19,14 @@ Weights = dict[str, Tensor]
 
 
 def load_pretrained(
-    net: nn.Module, source: str, *, head: str, adapt: Callable[[Weights], Weights] = lambda weights: weights
+    net: nn.Module, source: str, *, head: str | tuple[str, ...] = (), adapt: Callable[[Weights], Weights] = lambda w: w
 ) -> None:
     """Load all weights but those of the head, which stays as it was initialised for the data set's classes.
 
     Args:
         net: the model.
         source: a file of weights, a folder that holds one, the id of a hub repository, or the name of one of timm's.
-        head: how the names of the head's parameters begin.
+        head: how the names of the head's parameters begin; nothing where the head is among the weights.
         adapt: gives the weights the names and shapes of the model's.
 
     Raises:
@@ -61,37 +61,47 @@ def weights_file(source: str) -> Path:
     Raises:
         UserError: there is none.
     """
-    path = Path(source).expanduser()
-    if os.path.isfile(path):  # pathlib raises where a name is longer than a file system takes
+    path = _local(source)
+    if path is None:
+        return _from_hub(source)
+    if os.path.isfile(path):
         return path
-    if os.path.isdir(path):
-        found = next((path / name for name in FILES if (path / name).is_file()), None)
-        if found is None:
-            raise _error(source, f"the folder holds no {' or '.join(FILES)}")
-        return found
-    if names_weights_file(source):
+    if not os.path.isdir(path):
         raise _error(
             source,
             "there is no such file or folder; name one, or a Hugging Face repository (owner/name) or a timm model to "
             "fetch its weights from the hub",
         )
-    return _from_hub(source)
+    found = _in_folder(path)
+    if found is None:
+        raise _error(source, f"the folder holds no {' or '.join(FILES)}")
+    return found
 
 
 def weights_here(source: str) -> bool:
     """Whether `weights_file` would find them without a network; reads no weights."""
     import huggingface_hub
 
-    path = Path(source).expanduser()
-    if os.path.exists(path):
-        return path.is_file() or any((path / name).is_file() for name in FILES)
-    if names_weights_file(source):
-        return False
+    path = _local(source)
+    if path is not None:
+        return os.path.isfile(path) or _in_folder(path) is not None
     repository = hub_repository(source)
     try:
         return any(isinstance(huggingface_hub.try_to_load_from_cache(repository, name), str) for name in FILES)
     except ValueError:  # no name of a repository
         return False
+
+
+def _local(source: str) -> Path | None:
+    """The path that a source is, whether or not something is there; None for a name on the hub."""
+    path = Path(source).expanduser()
+    # os.path, for pathlib raises where a name is longer than a file system takes.
+    return path if names_weights_file(source) or os.path.exists(path) else None
+
+
+def _in_folder(path: Path) -> Path | None:
+    """The weights in a folder; None without any."""
+    return next((path / name for name in FILES if os.path.isfile(path / name)), None)
 
 
 def hub_repository(source: str) -> str:

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dpbench.data import ImageDataset
 from dpbench.errors import require
-from dpbench.models.base import Model
+from dpbench.models.base import Model, require_size
 from dpbench.models.inputs import colour_input
 from dpbench.models.layers import StdConv2d, WSConv2d, group_norm
 
@@ -89,11 +89,6 @@ class BiTResNet(Model):
             norm_layer=_norm_and_relu,
         )
         return nn.Sequential(*colour_input(dataset, self.image_size), net)
-
-
-def require_size(size: int | None) -> None:
-    """Raise `UserError` unless a model's image_size is one."""
-    require(size is None or size > 0, "model.image_size", size, "a whole number > 0, or null")
 
 
 def _bit_convolution(channels: int, out: int, kernel_size: int, *, stride: int = 1, **_: Any) -> StdConv2d:
