@@ -12,7 +12,10 @@ import torch
 import yaml
 from cli import ROOT, read, records, run, status
 from PIL import Image
+from test_own_method import commands as method_commands
+from test_own_method import write_example
 
+from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset, TableDataset, TextDataset
 from dpbench.data.own import own_images
 from dpbench.data.sources import State
@@ -53,6 +56,52 @@ def test_the_example_learns_with_every_method_that_the_page_names(example):
     for record in found:
         assert status(record) == "finished"
         assert read(record, "summary.json")["test_accuracy"]["final"] > 0.6  # by guessing a third, or half
+
+
+@pytest.fixture
+def own_models(example):
+    """The models of the other page beside the data sets of this one."""
+    return write_example(example)
+
+
+def test_models_of_ones_own_learn_from_rows_and_from_texts(example, own_models):
+    typed_there = method_commands()[-2:]
+    for words in typed_there:
+        outcome = run(example / "results", *words, "data.root=data", settings=("device=cpu", "tracker=disabled"))
+        assert (outcome.code, outcome.err) == (0, "")
+    summaries = [read(record, "summary.json") for record in records(example / "results")]
+    assert {(one["dataset"], one["model"]) for one in summaries} == {("sensors", "gated"), ("reviews", "words")}
+    assert all(one["test_accuracy"]["final"] > 0.6 for one in summaries)  # by guessing a third, or half
+
+
+def test_padding_does_not_matter_to_the_model_of_texts(own_models):
+    config = compose_jobs(["dataset=reviews", "model=words"], multirun=False, config_dirs=[own_models])[0].config
+    torch.manual_seed(0)
+    model = config.model.build(config.dataset).double()
+    ids = torch.randint(256, (4, 7))
+    padded = torch.cat([ids, torch.full((4, 5), config.dataset.padding)], 1)
+    torch.testing.assert_close(model(padded), model(ids), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(model(padded), model(torch.cat([ids, ids[:, :5]], 1)))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "says"),
+    [
+        ("sensors", "patches", "takes images, but dataset=sensors has rows of numbers; extend dpbench.models.Dense"),
+        ("sensors", "words", "takes texts, but dataset=sensors has rows of numbers; extend dpbench.models.Dense for"),
+        ("sst2", "patches", "takes images, but dataset=sst2 has texts; extend dpbench.models.TextModel for these"),
+        ("sst2", "gated", "takes images or rows of numbers, but dataset=sst2 has texts; extend dpbench.models.TextM"),
+        ("scans", "words", "takes texts, but dataset=scans has images; extend dpbench.models.Model for these"),
+    ],
+)
+def test_what_a_model_of_ones_own_should_extend_is_said(own_models, dataset, model, says):
+    typed = [f"dataset={dataset}", f"model={model}"]
+    if dataset == "sst2":  # whose tokens are the model's
+        with pytest.raises(UserError, match="or a class that extends"):
+            compose_jobs(typed, multirun=False, config_dirs=[own_models])
+        typed += ["dataset.tokenizer=bytes", "dataset.vocabulary=259", "dataset.padding=258"]
+    with pytest.raises(UserError, match=re.escape(f"model={model}: {says}")):
+        compose_jobs(typed, multirun=False, config_dirs=[own_models])
 
 
 def test_a_plan_says_what_is_missing(example):
@@ -409,6 +458,27 @@ def test_a_model_of_texts_that_reads_padding_is_refused_before_a_step(tmp_path, 
     assert outcome.code != 0
     assert "the model reads padding" in outcome.err
     assert records(tmp_path / "results") == []
+
+
+def test_a_model_that_can_answer_no_prompts_is_refused_before_a_step_where_they_are_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+    write_lines(tmp_path, TOLD)
+    (tmp_path / "conf/model").mkdir(parents=True)
+    generates = OWN_MODEL.replace(".mean(1)", "").replace("dataset.classes", "self.vocabulary")
+    generates += "    @property\n    def generates(self):\n        return True\n"
+    (tmp_path / "conf/my_answering_model.py").write_text(generates)
+    (tmp_path / "conf/model/answering.yaml").write_text(
+        "defaults:\n  - /schema/model@_here_: my_answering_model.Pooled\n  - _self_\n"
+    )
+    words = *described(tmp_path, "answering"), "dataset.classes=1"
+    outcome = run(tmp_path / "results", *words, settings=())
+    assert outcome.code == 2
+    assert "dataset.most_tokens=64: answers to prompts come of a dpbench.models.NextToken alone" in outcome.err
+    assert records(tmp_path / "results") == []
+    outcome = run(tmp_path / "results", *words, "dataset.most_tokens=0", settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    (record,) = records(tmp_path / "results")
+    assert math.isfinite(read(record, "summary.json")["perplexity"])
 
 
 def test_pairs_train_a_model_of_texts(tmp_path, monkeypatch):

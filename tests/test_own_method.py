@@ -26,6 +26,10 @@ def write_example(folder: Path) -> Path:
         "my_conf/algo/mine.yaml",
         "my_conf/my_models.py",
         "my_conf/model/patches.yaml",
+        "my_conf/my_table_models.py",
+        "my_conf/model/gated.yaml",
+        "my_conf/my_text_models.py",
+        "my_conf/model/words.yaml",
     ]
     for name, content in shown:
         path = folder / name
@@ -70,7 +74,7 @@ def test_the_example_trains_in_a_process_of_its_own(my_conf):
 
 
 def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
-    sweep, crossed, modelled = commands()[1:]
+    sweep, crossed, modelled = commands()[1:4]
     at = sweep.index("my_conf")
     outcome = run(tmp_path, *sweep[:at], str(my_conf), *sweep[at + 1 :], settings=FAST)
     assert (outcome.code, outcome.err) == (0, "")

@@ -161,7 +161,8 @@ def _wrong_reference(text: str, overrides: Sequence[str], option: str | None) ->
     source, key = match["source"], match["key"]
     if source.startswith("model."):
         model = next((line.partition("=")[2] for line in overrides if line.startswith("model=")), None)
-        needs = f"a data set of texts needs a text model, one that has {source}, such as text_small"
+        needs = "a data set of texts needs a text model, such as text_small, or a class that extends "
+        needs += f"dpbench.models.TextModel, which has {source}"
         return UserError(needs, field=None if model is None else "model", value=model)
     return UserError(f"{key}: it takes its value from {source}, which nothing sets; set one of the two")
 

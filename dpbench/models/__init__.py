@@ -2,11 +2,11 @@
 
 from dpbench.models.base import Model, PretrainedModel
 from dpbench.models.cnn import CNN5, AbadiCNN, SmallCNN
-from dpbench.models.dense import MLP, Linear
+from dpbench.models.dense import MLP, Dense, Linear
 from dpbench.models.efficientnet import EfficientNet
 from dpbench.models.language import GPT2, NextToken, TextEncoder
 from dpbench.models.residual import BiTResNet, ResNet
-from dpbench.models.text import CharacterLSTM, SmallTransformer
+from dpbench.models.text import CharacterLSTM, SmallTransformer, TextModel
 from dpbench.models.vit import VisionTransformer
 from dpbench.models.wide_resnet import WideResNet
 
@@ -17,6 +17,7 @@ __all__ = [
     "AbadiCNN",
     "BiTResNet",
     "CharacterLSTM",
+    "Dense",
     "EfficientNet",
     "Linear",
     "Model",
@@ -26,6 +27,7 @@ __all__ = [
     "SmallCNN",
     "SmallTransformer",
     "TextEncoder",
+    "TextModel",
     "VisionTransformer",
     "WideResNet",
 ]

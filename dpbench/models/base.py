@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from dpbench.data import ImageDataset
+from dpbench.data import Dataset, ImageDataset, TextDataset
 from dpbench.errors import UserError, require
+from dpbench.stage import is_own
 
 
 @dataclass
@@ -24,16 +25,23 @@ class Model:
     def check(self, dataset: Any) -> None:
         """Raise `UserError` unless the model fits the data set, of whatever kind; reads no data."""
         if not isinstance(dataset, ImageDataset):
-            raise UserError(
-                f"takes images, but dataset={dataset.name} has {dataset.holds}", field="model", value=self.name
-            )
+            raise self._misfit("images", dataset)
 
     def build(self, dataset: Any) -> nn.Module:
-        """The module for a data set of the kind that it takes; draws its weights from torch's generator.
+        """The module for a data set that `check` lets pass; draws its weights from torch's generator.
 
         It maps inputs (B, ...) to logits (B, classes), or (B, T, ids) of next tokens.
         """
         raise NotImplementedError
+
+    def _misfit(self, takes: str, dataset: Dataset) -> UserError:
+        """The data set is of another kind than what the model takes, in words."""
+        message = f"takes {takes}, but dataset={dataset.name} has {dataset.holds}"
+        if is_own(type(self)):
+            for_texts, for_images = isinstance(dataset, TextDataset), isinstance(dataset, ImageDataset)
+            extended = "TextModel" if for_texts else "Model" if for_images else "Dense"
+            message += f"; extend dpbench.models.{extended} for these"
+        return UserError(message, field="model", value=self.name)
 
     def _require_pixels(self, dataset: ImageDataset, sizes: tuple[int, ...]) -> None:
         Model.check(self, dataset)

@@ -9,19 +9,18 @@ from torch import nn
 from typing_extensions import override
 
 from dpbench.data import Dataset
-from dpbench.errors import UserError, require
+from dpbench.errors import require
 from dpbench.models.base import Model
 
 
 @dataclass
 class Dense(Model):
-    """A model of numbers, whatever their order."""
+    """A model of images or of rows of numbers, whose shape is the data set's `sample_shape`."""
 
     @override
     def check(self, dataset: Dataset) -> None:
         if not dataset.one_shape:
-            message = f"takes images or rows of numbers, but dataset={dataset.name} has {dataset.holds}"
-            raise UserError(message, field="model", value=self.name)
+            raise self._misfit("images or rows of numbers", dataset)
 
 
 @dataclass

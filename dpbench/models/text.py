@@ -15,7 +15,7 @@ from dpbench.models.base import Model, require_transformer
 
 @dataclass
 class TextModel(Model):
-    """Settings of a model of text.
+    """Settings of a model of text, which maps ids (B, T) to logits.
 
     Attributes:
         tokenizer: that makes its ids; see `dpbench.data.tokenizers.open_tokenizer`.
@@ -38,9 +38,7 @@ class TextModel(Model):
     @override
     def check(self, dataset: Dataset) -> None:
         if not isinstance(dataset, TextDataset):
-            raise UserError(
-                f"takes texts, but dataset={dataset.name} has {dataset.holds}", field="model", value=self.name
-            )
+            raise self._misfit("texts", dataset)
         most = dataset.max_length
         require(most <= self.longest, "dataset.max_length", most, f"at most the {self.longest} of model={self.name}")
         if dataset.generates != self.generates:

@@ -13,8 +13,10 @@ from torch import nn
 
 from dpbench.averaging import Averaging
 from dpbench.config import RunConfig, config_hash
+from dpbench.data import Dataset, TextDataset
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.models import NextToken
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import GaussianSource, SecureGaussian, SeededGaussian
 from dpbench.privacy.uniform import SecureUniform, SeededUniform, UniformSource
@@ -81,6 +83,16 @@ def _require_built(group: str, settings: object, built: object, kind: type) -> N
         raise UserError(message, field=group, value=type(settings).__name__)
 
 
+def _require_answers(data: Dataset, model: nn.Module) -> None:
+    """Raise `UserError` where a model is to answer prompts, in the end, that can't."""
+    if isinstance(data, TextDataset) and data.generates and data.most_tokens and not isinstance(model, NextToken):
+        raise UserError(
+            "answers to prompts come of a dpbench.models.NextToken alone; let build() return one, or set this to 0",
+            field="dataset.most_tokens",
+            value=data.most_tokens,
+        )
+
+
 def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, ledger: Ledger) -> Assembly:
     """Build model, stages and optimizer; reads no data.
 
@@ -90,6 +102,7 @@ def assemble(config: RunConfig, device: torch.device, noise_multiplier: float, l
     with global_stream(config.seed, "weights"):
         model = config.model.build(config.dataset)
     _require_built("model", config.model, model, nn.Module)
+    _require_answers(config.dataset, model)
     model.to(device).train()
     flat = FlatParameters(model)
     gradients = gradients_of(config, model, flat, PerSampleGradients)
