@@ -170,6 +170,15 @@ def test_autoaugment_leaves_the_global_generator_alone_and_goes_by_its_own():
     assert augmentation.views(images[:0], torch.Generator()).shape == (0, 3, 9, 9)
 
 
+def test_autoaugment_changes_each_image_by_itself():
+    """Those that an operation falls to go through it together, among them equalisation, which is by an image's own."""
+    augmentation, images = AutoAugment(), torch.rand(400, 3, 8, 8)
+    others = torch.cat([images[:200], torch.rand(200, 3, 8, 8) ** 4])
+    first, second = (augmentation.views(of, torch.Generator().manual_seed(0)) for of in (images, others))
+    assert torch.equal(first[:200], second[:200])
+    assert not torch.equal(first[:200], images[:200])
+
+
 def test_autoaugment_knows_by_what_images_are_normalised():
     config = composed("augmentation=autoaugment", "dataset=cifar10")
     assert (config.augmentation.mean, config.augmentation.std) == (config.dataset.mean, config.dataset.std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -99,16 +100,34 @@ class AutoAugment(Augmentation):
 
 
 def _changed(levels: Tensor, generator: torch.Generator) -> Tensor:
-    """Images of bytes (B, C, H, W), each changed by itself."""
+    """Images of bytes (B, C, H, W), each changed by itself and in place; those with one operation are so together."""
     # Takes seconds to import, and only this needs it.
     from torchvision.transforms import v2
 
     policy = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
-    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-    # torchvision draws from torch's global generator, which is given back as it was.
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(int(seed))
-    try:
-        return torch.stack([policy(image) for image in levels]) if len(levels) else levels
-    finally:
-        torch.set_rng_state(before)
+    pairs, settings = policy._policies, policy._AUGMENTATION_SPACE
+    count, device = len(levels), levels.device
+
+    def of_pairs(values: Callable[[str, float, int | None], float]) -> Tensor:
+        return torch.tensor([[values(*operation) for operation in pair] for pair in pairs], device=device)
+
+    def draws() -> Tensor:
+        return torch.rand(count, 2, generator=generator, device=device)
+
+    operations = list(dict.fromkeys((name, magnitude) for pair in pairs for name, _, magnitude in pair))
+    pair = torch.randint(len(pairs), (count,), generator=generator, device=device)
+    carried_out = draws() <= of_pairs(lambda _, chance, __: chance)[pair]
+    negative = (draws() <= 0.5) & of_pairs(lambda name, _, __: settings[name][1])[pair].bool()
+    which = of_pairs(lambda name, _, magnitude: operations.index((name, magnitude)))[pair]
+    for of_images in torch.where(carried_out, 2 * which + negative, -1).cpu().unbind(1):
+        for code in of_images.unique().tolist():
+            if code < 0:
+                continue
+            name, magnitude = operations[code // 2]
+            amounts = settings[name][0](10, *levels.shape[-2:])
+            amount = 0.0 if amounts is None else float(amounts[magnitude]) * (-1) ** (code % 2)
+            where = (of_images == code).nonzero().squeeze(1).to(device)
+            levels[where] = policy._apply_image_or_video_transform(
+                levels[where], name, amount, policy.interpolation, policy._fill
+            )
+    return levels
