@@ -102,17 +102,7 @@ class FusedGradients(PerSampleGradients):
         autocast: torch.dtype | None = None,
         rows: int = 128,
     ) -> None:
-        """Nothing compared so far.
-
-        Args:
-            model: as for `Passes`; so are all others but the last.
-            flat: see there.
-            loss: see there.
-            per_layer: see there.
-            views: see there.
-            autocast: see there.
-            rows: as above.
-        """
+        """Nothing compared so far; all arguments but `rows`, which the class tells of, are as for `Passes`."""
         super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
         self.rows = rows
         self._passes = 0

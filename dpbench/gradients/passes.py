@@ -102,7 +102,17 @@ class Passes:
         return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half)
 
     def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
-        """What `record` gives, by a way that is not compared with anything; losses are those of the first point."""
+        """Per-sample gradients of one micro-batch, by a way that is not compared with anything.
+
+        Args:
+            way: of the model.
+            points: (weight, iterate) pairs; iterates have shape (d,).
+            inputs: (B, ...), B > 0, or (B, K, ...) with K > 1 views of each sample.
+            targets: (B, ...).
+
+        Returns:
+            The tape, valid until the parameters change; its losses are those of the first point.
+        """
         summands: dict[Parameters, Summand] = {}
         losses: list[Tensor] = []
         # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
@@ -139,8 +149,8 @@ class Passes:
             way: of book-keeping.
             weight: of the point; for all samples, or of each, shape (B,).
             points: how many there are.
-            inputs: as for `record`.
-            targets: as for `record`.
+            inputs: as for `record_by`.
+            targets: as for `record_by`.
             summands: of all points so far.
             weights: what the layers compute with; the parameters as they are by default.
         """

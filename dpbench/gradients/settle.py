@@ -50,8 +50,8 @@ def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
 
     Args:
         engine: of the model.
-        inputs: as for `PerSampleGradients.record`.
-        targets: as for `PerSampleGradients.record`.
+        inputs: as for `Passes.record_by`.
+        targets: as for `Passes.record_by`.
 
     Raises:
         UserError: the model keeps, or changes itself by, values of its samples.
@@ -206,9 +206,9 @@ def problem_in_batch(
     Args:
         engine: of the model.
         way: to be compared.
-        points: as for `PerSampleGradients.record`.
-        inputs: as for `PerSampleGradients.record`.
-        targets: as for `PerSampleGradients.record`.
+        points: as for `Passes.record_by`.
+        inputs: as for `Passes.record_by`.
+        targets: as for `Passes.record_by`.
         seed: of the factors.
     """
     problem = _problem_near(engine, way, points, inputs, targets, seed)
