@@ -66,7 +66,7 @@ def write_atomically(path: Path, content: str | bytes, *, durably: bool = False)
         os.chmod(part, 0o644)
         os.replace(part, path)
         if durably:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
@@ -84,10 +84,10 @@ def sync_files(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Let the disk have the names that a folder holds, where its file system can be told so."""
     opened = os.open(folder, os.O_RDONLY)
     try:

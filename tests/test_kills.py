@@ -27,7 +27,7 @@ POINTS = (
     (PrivateStep, "release"),
     (checkpoint.Checkpoints, "write"),
     (checkpoint.os, "replace"),
-    (checkpoint, "_sync"),
+    (checkpoint, "sync_folder"),
     (RunRecord, "append_metrics"),
 )
 

@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -946,6 +947,20 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(call, tmp_
     assert checkpoints(folder)[-1] == f"checkpoint-0000000{1 if call == 'fsync' else 2}.pt"
     carried_out(config, tmp_path)
     assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_a_file_system_that_syncs_no_folders_has_checkpoints_too(tmp_path, monkeypatch):
+    original = os.fsync
+
+    def of_files_alone(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        original(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files_alone)
+    for step in (1, 2, 3):
+        Checkpoints(tmp_path).write(step, {"x": step})
+    assert checkpoints(tmp_path) == ["checkpoint-00000002.pt", "checkpoint-00000003.pt"]
 
 
 def test_what_can_not_be_loaded_again_is_not_written(tmp_path):

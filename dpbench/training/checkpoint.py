@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.serialization import default_restore_location as restored
 
+from dpbench.files import sync_folder
 from dpbench.stage import State
 
 HEADER = b"dpbench checkpoint 1\n"
@@ -85,7 +86,7 @@ class Checkpoints:
         except BaseException:
             Path(part).unlink(missing_ok=True)
             raise
-        _sync(self.folder)
+        sync_folder(self.folder)
         for old in self.steps()[KEPT:]:
             self.path(old).unlink(missing_ok=True)
 
@@ -144,12 +145,3 @@ def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{where}.{i}")
     else:
         yield where, value
-
-
-def _sync(folder: Path) -> None:
-    """Have the names in a folder on disk; what they name is there already."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
