@@ -226,11 +226,8 @@ class PrivateStep:
     def state_dict(self) -> State:
         """State of gradients, stages, optimizer and step counter; parameters and generators are their owners'.
 
-        Raises:
-            NotImplementedError: other processes have parts of it.
+        Filter and optimizer remember what they do of the parameters that they move, see `moved`.
         """
-        if self.moved is not self.gradients.flat:
-            raise NotImplementedError("filter and optimizer states are in parts, one in each process")
         return {
             "steps": self.steps,
             "optimizer": self.optimizer.state_dict(),

@@ -20,9 +20,12 @@ from torch import nn
 from dpbench.config import Job, RunConfig
 from dpbench.config.schema import CheckpointTimes
 from dpbench.data import Dataset
+from dpbench.gradients import PerSampleGradients
 from dpbench.launch.execute import execute
 from dpbench.models import MLP
 from dpbench.step import PrivateStep
+from dpbench.tracking.record import RunRecord
+from dpbench.training import checkpoint
 from dpbench.training.execution import record_of
 
 # Ten steps, evaluated after 3, 6, 9 and 10 of them.
@@ -40,6 +43,41 @@ TINY = (
 )
 SPLITS = composed().dataset.load(Path("nowhere"), download=False)
 SPLITS.test.images, SPLITS.test.labels = SPLITS.test.images[:100], SPLITS.test.labels[:100]
+
+
+# Before and after calls of these a process may be killed: about 80 points in ten steps.
+POINTS = (
+    (PrivateStep, "take"),
+    (PrivateStep, "release"),
+    (checkpoint.Checkpoints, "write"),
+    (checkpoint.os, "replace"),
+    (checkpoint, "sync_folder"),
+    (RunRecord, "append_metrics"),
+)
+
+
+def kill_at(point: int) -> None:
+    """Kill this process when it comes to the so-manieth point."""
+    passed: list[int] = []
+
+    def here() -> None:
+        passed.append(1)
+        if len(passed) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(owner: object, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **settings: Any) -> Any:
+            here()
+            found = original(*arguments, **settings)
+            here()
+            return found
+
+        setattr(owner, name, call)
+
+    for owner, name in POINTS:
+        watch(owner, name)
 
 
 class _DropoutOfOthers(nn.Module):
@@ -99,6 +137,25 @@ def signalled(patch: pytest.MonkeyPatch, after: int, *signals: signal.Signals) -
         return original(self, *arguments)
 
     patch.setattr(PrivateStep, "request", request)
+
+
+def run_out_of_memory(patch: pytest.MonkeyPatch, after: int) -> None:
+    """Let memory run out in the step that follows so many, once, and after all was drawn."""
+    record, take, now = PerSampleGradients.record_by, PrivateStep.take, list[int]()
+
+    def taken(self: PrivateStep, batch: Any) -> Any:
+        now[:] = [self.steps]
+        return take(self, batch)
+
+    def limited(self: PerSampleGradients, *arguments: Any) -> Any:
+        tape = record(self, *arguments)
+        if now == [after] and self.most is None:
+            now.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tape
+
+    patch.setattr(PrivateStep, "take", taken)
+    patch.setattr(PerSampleGradients, "record_by", limited)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -307,7 +307,8 @@ def assert_same_record(two: Path, one: Path) -> None:
     assert read(two, "status.json") == {"status": "finished"}
     origin = read(two, "provenance.json")
     assert origin["processes"] == len(origin["ranks"]) == 2
-    assert origin["ranks"][0] == {"device": "cpu, 1 threads", "micro_batch": origin["micro_batch"]}
+    same = dict.fromkeys(("micro_batch", "at_once"), origin["micro_batch"])
+    assert origin["ranks"] == [{"device": "cpu, 1 threads", **same}] * 2
     assert read(one, "provenance.json")["processes"] == 1
 
 

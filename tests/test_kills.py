@@ -11,49 +11,13 @@ from pathlib import Path
 
 import pytest
 from cli import ROOT, SMALL, only_record, read, run, status
-from resuming import DropoutMLP, carried_out, checkpoints, outcome, resumed_at, tiny, whole
+from resuming import DropoutMLP, carried_out, checkpoints, kill_at, outcome, resumed_at, tiny, whole
 
 from dpbench.config import conf_folder
 from dpbench.config.schema import CheckpointTimes
-from dpbench.step import PrivateStep
-from dpbench.tracking.record import RunRecord
-from dpbench.training import checkpoint
 
 ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
 MUCH = ("disk", "dcsgd_e", "dp_ftrl")
-# Before and after calls of these a process may be killed: about 80 points in ten steps.
-POINTS = (
-    (PrivateStep, "take"),
-    (PrivateStep, "release"),
-    (checkpoint.Checkpoints, "write"),
-    (checkpoint.os, "replace"),
-    (checkpoint, "sync_folder"),
-    (RunRecord, "append_metrics"),
-)
-
-
-def kill_at(point: int) -> None:
-    """Kill this process when it comes to the so-manieth point."""
-    passed = []
-
-    def here() -> None:
-        passed.append(1)
-        if len(passed) == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def watch(owner: object, name: str) -> None:
-        original = getattr(owner, name)
-
-        def call(*arguments, **settings):
-            here()
-            found = original(*arguments, **settings)
-            here()
-            return found
-
-        setattr(owner, name, call)
-
-    for owner, name in POINTS:
-        watch(owner, name)
 
 
 def forked(work: Callable[[], object]) -> int:

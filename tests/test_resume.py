@@ -29,12 +29,12 @@ from resuming import (
     noted,
     outcome,
     resumed_at,
+    run_out_of_memory,
     signalled,
     stopped,
     tiny,
     whole,
 )
-from rich.console import Console
 from safetensors.torch import load_file
 
 from dpbench.averaging import Averaging
@@ -42,7 +42,7 @@ from dpbench.config import Job, compose_jobs, conf_folder, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated, UserError
 from dpbench.filters import Exponential, Filter
-from dpbench.gradients import FusedGradients, PerSampleGradients, choice
+from dpbench.gradients import FusedGradients, choice
 from dpbench.gradients.choice import Chooser
 from dpbench.launch import execute
 from dpbench.launch.execute import fail
@@ -54,7 +54,7 @@ from dpbench.tracking.published import Published
 from dpbench.tracking.record import RecordError, RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.execution import Execution, Prepared, record_of
+from dpbench.training.execution import Prepared
 from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.resume import GLOBAL, Training
 
@@ -658,19 +658,6 @@ def test_who_has_lost_the_run_leaves_the_checkpoints_of_others_alone(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001.pt", "checkpoint-00000002.pt"]
 
 
-def test_several_processes_leave_no_checkpoint_that_what_they_write_does_not_follow(tmp_path, monkeypatch):
-    folder = stopped(tiny(), tmp_path, 7)
-    assert len(checkpoints(folder)) == 2
-    monkeypatch.setattr(Execution, "_alone", False)
-    job = Job((), replace(tiny(), results_dir=str(tmp_path)), {})
-    execution = Execution(job, record_of(job), Console())
-    assert execution.record.acquire()
-    execution.record.start({}, {}, keep=execution._kept)
-    execution.record.lock.release()
-    assert checkpoints(folder) == []
-    assert (folder / "ledger.json").exists()
-
-
 def test_the_note_stays_where_the_disk_may_not_have_the_record(tmp_path, monkeypatch):
     def fail(folder):
         raise OSError(5, "Input/output error")
@@ -692,11 +679,16 @@ def test_the_note_stays_where_the_disk_may_not_have_the_record(tmp_path, monkeyp
         {"processes": True},
         {"strategies": 3},
         {"strategies": {"a layer": ["hold", "grouped"]}},
+        {"others": []},
+        {"others": [{"device": "cpu"}]},
+        {"processes": 3},
+        {"processes": None},
     ],
     ids=json.dumps,
 )
 def test_a_note_of_other_values_speaks_of_all_steps(tmp_path, wrong):
-    seen = Published(6, "cpu", 3, 1.5, 8, 1, 4, {"a layer": ["hold", "grouped", 32]})
+    other = {"device": "cpu", "micro_batch": 8, "at_once": 4, "strategies": {"a layer": ["hold", "grouped", 32]}}
+    seen = Published(6, noise=3, noise_multiplier=1.5, processes=2, **other, others=[other])
     seen.write(tmp_path / "0")
     assert Published.read(tmp_path / "0") == seen
     (tmp_path / "0.published").write_text(json.dumps(asdict(seen) | wrong))
@@ -747,6 +739,7 @@ def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tm
     strategies = noted(folder)["strategies"]
     micro_batch = read(folder, "provenance.json")["micro_batch"]
     drawn |= {"micro_batch": micro_batch, "processes": 1, "at_once": micro_batch, "strategies": strategies, "since": 0}
+    drawn["others"] = None
     assert noted(folder) == {"step": 6, **drawn}
     stopped(tiny(), tmp_path, 4, every=None)
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
@@ -799,23 +792,8 @@ def test_a_record_of_which_nothing_was_seen_leaves_no_note_where_it_is_moved_awa
 
 @contextmanager
 def memory_running_out(after):
-    """In the step that follows so many, once, and after all was drawn."""
-    record, take, now = PerSampleGradients.record_by, PrivateStep.take, []
-
-    def taken(self, batch):
-        now[:] = [self.steps]
-        return take(self, batch)
-
-    def limited(self, *arguments):
-        tape = record(self, *arguments)
-        if now == [after] and self.most is None:
-            now.clear()
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return tape
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PrivateStep, "take", taken)
-        patch.setattr(PerSampleGradients, "record_by", limited)
+        run_out_of_memory(patch, after)
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 
 from rich.console import Console
@@ -52,9 +52,8 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):
                 ready.append(execution)
-        interruption = Interruption()
-        # Several processes keep no checkpoints, and a signal that all of them get ends them at once.
-        with interruption if current_team().size == 1 else nullcontext():
+        interruption = Interruption(current_team())
+        with interruption:
             try:
                 for runs in _at_one_step(ready):
                     if len(runs) == 1 or not _fused(runs, console, interruption):
@@ -76,18 +75,26 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
         if not execution.may_begin() or (number > 0 and not execution.prepare(splits)):
             continue
         config = execution.config
-        stream = global_stream(config.seed, "model", config_hash(config))
-        with Display(console, config.steps) as display, stream:
-            _carry_out(execution, display, Occasions(config.checkpoint, interruption))
+        if _all_stand_ready(execution):
+            stream = global_stream(config.seed, "model", config_hash(config))
+            with Display(console, config.steps) as display, stream:
+                _carry_out(execution, display, Occasions(config.checkpoint, interruption))
         execution.give_up()
+        if isinstance(execution.team, TorchTeam) and execution.team.lost:
+            interruption.outlive_the_others()
         interruption.raise_noted()
+
+
+def _all_stand_ready(execution: Execution) -> bool:
+    """Whether all processes that train a run stand where this one does."""
+    return not isinstance(execution.team, TorchTeam) or execution.bring_in_others(execution.team)
 
 
 def _carry_out(execution: Execution, display: Display, occasions: Occasions) -> None:
     """Train, in this process or together with others."""
     steps, team = execution.carry_out(display, occasions), execution.team
     if isinstance(team, TorchTeam):
-        lead(team, execution.job, execution.prepared.training.parts.step.noise_multiplier, steps)
+        lead(team, steps, lambda: execution.wish(occasions))
     else:
         alone(steps)
 

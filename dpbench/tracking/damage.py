@@ -74,28 +74,41 @@ def _shown_by(record: Recorded) -> Published:
     origin, since = record.provenance, 0
     for part in origin.get("resumed", ()):
         now = {**record.provenance, **part}
-        if any(_drawn_by(now)[name] != value for name, value in _drawn_by(origin).items()):
+        if (_drawn_by(now), _drawn_by_others(now)) != (_drawn_by(origin), _drawn_by_others(origin)):
             since = part["step"]
         origin = now
     noise = (each for entry in record.ledger.get("releases", ()) for each in entry["noise_multipliers"])
     unknown = math.inf if record.damaged else 0
     end = record.summary.get("steps", math.inf) if record.word == Status.FINISHED else unknown
     last = record.metrics[-1]["step"] if record.metrics else end
+    others = [
+        {**drawn, "at_once": rank.get("at_once"), "strategies": None}
+        for drawn, rank in zip(_drawn_by_others(origin), origin.get("ranks", ())[1:], strict=True)
+    ]
     return Published(
         last,
         noise_multiplier=next(noise, None),
         at_once=origin.get("at_once"),
         since=since,
+        others=others or None,
         **_drawn_by(origin),
     )
 
 
 def _drawn_by(origin: Mapping[str, Any]) -> dict[str, Any]:
     """What of a provenance decides which numbers are drawn, as a note has it."""
-    device = origin.get("device")
     return {
-        "device": device and device_kind(device),
+        **_of_process(origin),
         "noise": origin.get("seeded_noise"),
-        "micro_batch": origin.get("micro_batch"),
         "processes": origin.get("processes"),
     }
+
+
+def _drawn_by_others(origin: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same of what each process from process 1 on has of its own."""
+    return [_of_process(rank) for rank in origin.get("ranks", ())[1:]]
+
+
+def _of_process(found: Mapping[str, Any]) -> dict[str, Any]:
+    device = found.get("device")
+    return {"device": device and device_kind(device), "micro_batch": found.get("micro_batch")}

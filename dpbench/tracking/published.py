@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from dpbench.files import write_atomically
 from dpbench.tracking.shapes import NOTE
 
 SUFFIX = "published"
+# What each of several processes computed by.
+OF_PROCESS = ("device", "micro_batch", "at_once", "strategies")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Published:
             out; None where that is not known.
         strategies: by which gradients were summed (gradients/choice.py), of process 0; None where that is not known.
         since: the step after which all of that held, for the run went on there otherwise; None where that is not known.
+        others: device, micro_batch, at_once and strategies of the processes from process 1 on; None where these are not
+            known, or there are none.
     """
 
     step: float = 0
@@ -39,6 +44,7 @@ class Published:
     at_once: int | None = None
     strategies: dict[str, list[object]] | None = None
     since: int | None = None
+    others: list[dict[str, Any]] | None = None
 
     @classmethod
     def read(cls, record: Path) -> Published:
@@ -51,7 +57,20 @@ class Published:
             content = None
         if NOTE(content) is not None:
             return cls(step=math.inf)
+        others, processes = content.get("others"), content.get("processes")
+        if others is not None and len(others) + 1 != processes:
+            return cls(step=math.inf)
         return cls(float(content["step"]), *(content.get(field.name) for field in fields(cls)[1:]))
+
+    def of(self, rank: int) -> Published:
+        """What one of the processes has to know of it, as far as it computed that itself."""
+        if rank == 0:
+            return self
+        own = dict.fromkeys(OF_PROCESS) if self.others is None else self.others[rank - 1]
+        device, micro_batch, at_once, strategies = (own[name] for name in OF_PROCESS)
+        return replace(
+            self, device=device, micro_batch=micro_batch, at_once=at_once, strategies=strategies, others=None
+        )
 
     @property
     def readable(self) -> bool:

@@ -133,6 +133,7 @@ LEDGER = entries(
     },
     required=("releases",),
 )
+_RANKS = list_of(entries({"device": WORD, "micro_batch": WHOLE, "at_once": WHOLE}))
 PROVENANCE = entries(
     {
         **dict.fromkeys(("started", "commit", "device", "python", "platform", "cuda"), maybe(WORD)),
@@ -141,7 +142,8 @@ PROVENANCE = entries(
         "wall_seconds": maybe(NUMBER),
         "seeds_at_once": WHOLE,
         "seeded_noise": WHOLE,
-        "resumed": list_of(entries({"step": WHOLE, "device": maybe(WORD)}, required=("step",))),
+        "ranks": _RANKS,
+        "resumed": list_of(entries({"step": WHOLE, "device": maybe(WORD), "ranks": _RANKS}, required=("step",))),
     }
 )
 _MEASURED = (*SCORES, "train_loss", "above_threshold", "test_accuracy", "eps", "lr", "threshold", "seconds")
@@ -164,16 +166,20 @@ SETTINGS = entries(
 _STRATEGY = of(
     lambda value: isinstance(value, list) and [type(part) for part in value] == [str, str, int], "a strategy"
 )
-_NOTE = {
-    "step": NUMBER,
+_OF_PROCESS = {
     "device": maybe(WORD),
-    "noise": maybe(WHOLE),
-    "noise_multiplier": maybe(NUMBER),
     "micro_batch": maybe(WHOLE),
-    "processes": maybe(WHOLE),
     "at_once": maybe(WHOLE),
     "strategies": maybe(entries({}, others=_STRATEGY)),
+}
+_NOTE = {
+    **_OF_PROCESS,
+    "step": NUMBER,
+    "noise": maybe(WHOLE),
+    "noise_multiplier": maybe(NUMBER),
+    "processes": maybe(WHOLE),
     "since": maybe(WHOLE),
+    "others": maybe(list_of(entries(_OF_PROCESS, required=tuple(_OF_PROCESS)))),
 }
 # Notes of older versions have less.
 NOTE = entries(_NOTE, required=("step",))

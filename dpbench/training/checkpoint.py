@@ -68,12 +68,7 @@ class Checkpoints:
             OSError: it can't be written; the disk may be full.
             TypeError: the state has something that could not be loaded again.
         """
-        for where, value in _leaves(state):
-            if type(value) not in PLAIN and not isinstance(value, Tensor):
-                raise TypeError(f"{where} is a {type(value).__name__}; only tensors and plain values can be loaded")
-        content = io.BytesIO()
-        torch.save(state, content)
-        payload = content.getbuffer()
+        payload = packed(state)
         handle, part = tempfile.mkstemp(dir=self.folder, prefix=".checkpoint.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -105,17 +100,7 @@ class Checkpoints:
             raise DamagedError("is of another format" if header.startswith(HEADER[:18]) else "is damaged")
         if hashlib.sha256(payload).digest() != digest:
             raise DamagedError("is damaged: its checksum differs")
-        try:
-            state: State = torch.load(
-                io.BytesIO(payload),
-                map_location=lambda storage, place: restored(
-                    storage, str(device) if place.startswith("cuda") else place
-                ),
-                weights_only=True,
-            )
-        except Exception as error:  # of any kind: what is in the file is not ours
-            raise DamagedError(f"can't be loaded ({type(error).__name__})") from error
-        return state
+        return unpacked(payload, device)
 
     def set_aside(self, step: int) -> Path:
         """Rename the checkpoint of a step, so that it is not read again; where it is now."""
@@ -128,6 +113,37 @@ class Checkpoints:
         """Remove all checkpoints but those that were set aside."""
         for step in self.steps():
             self.path(step).unlink(missing_ok=True)
+
+
+def packed(state: State) -> memoryview:
+    """A state as bytes, of which `unpacked` makes it again.
+
+    Raises:
+        TypeError: it has something that could not be loaded again.
+    """
+    for where, value in _leaves(state):
+        if type(value) not in PLAIN and not isinstance(value, Tensor):
+            raise TypeError(f"{where} is a {type(value).__name__}; only tensors and plain values can be loaded")
+    content = io.BytesIO()
+    torch.save(state, content)
+    return content.getbuffer()
+
+
+def unpacked(payload: memoryview, device: torch.device) -> State:
+    """The state that bytes were made of; what was on a GPU is on this device.
+
+    Raises:
+        DamagedError: it can't be loaded.
+    """
+    try:
+        state: State = torch.load(
+            io.BytesIO(payload),
+            map_location=lambda storage, place: restored(storage, str(device) if place.startswith("cuda") else place),
+            weights_only=True,
+        )
+    except Exception as error:  # of any kind: what is in the file is not ours
+        raise DamagedError(f"can't be loaded ({type(error).__name__})") from error
+    return state
 
 
 def _cut(content: bytes) -> tuple[bytes, bytes, memoryview]:

@@ -7,7 +7,11 @@ Where states are sharded, each moves its part of the parameters and they exchang
 
 Before the processes exchange anything they meet: each says where it is, whether it has failed, and a checksum of what
 must be the same everywhere. So an error in one process is raised in all of them, wherever it occurred, and processes
-that no longer agree stop instead of training different models.
+that no longer agree stop instead of training different models. In the meeting of a step each also says whether it was
+told to end, or wants a checkpoint: so all do the same after that step.
+
+A checkpoint is a file of rank 0 that has the parts of all: the others send theirs, and are given them when the run goes
+on. So it is there as a whole or not at all, and rank 0 alone needs the folder.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from dpbench.errors import UserError
 from dpbench.gradients import Clipped, Request
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.privacy.uniform import SeededUniform, UniformSource
+from dpbench.training.interruption import Occasion
 from dpbench.training.team import ALONE, Team
 
 T = TypeVar("T")
@@ -41,6 +46,10 @@ FOREVER = timedelta(days=365)
 
 class RankError(RuntimeError):
     """Another process of the run failed, disagrees or is gone."""
+
+
+class PartError(Exception):
+    """A process has no part of a checkpoint to give, or no room for those of the others; all of them are told."""
 
 
 _current: Team = ALONE
@@ -56,11 +65,13 @@ class TorchTeam(Team):
 
     Attributes:
         lost: whether another process has ended or does not answer, after which there is nothing left to do together.
+        occasion: what all do after the step whose sums were added up last.
     """
 
     def __init__(self, patience: timedelta = PATIENCE) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.lost = False
+        self.occasion = Occasion()
         self._impatient = _on_the_cpu(patience)
         self._patient = _on_the_cpu(FOREVER)
         self._checksum = 0
@@ -139,8 +150,15 @@ class TorchTeam(Team):
             dist.broadcast(value, src=rank)
         return value
 
-    def clipped_sums(self, requests: Sequence[Request]) -> list[Clipped | Exception]:
-        """What the one request comes to over the samples of all processes; see `lockstep.Compute`."""
+    def clipped_sums(
+        self, requests: Sequence[Request], wish: Callable[[], Occasion] = Occasion
+    ) -> list[Clipped | Exception]:
+        """What the one request comes to over the samples of all processes; see `lockstep.Compute`.
+
+        Args:
+            requests: one.
+            wish: what this process wants to do after the step.
+        """
         (request,) = requests
         own, error = None, None
         try:
@@ -149,7 +167,9 @@ class TorchTeam(Team):
             error = found
         try:
             self.agreed(request.gradients.flat.vector)
-            counts = self.meet("a step", count=0 if own is None else len(own.losses), error=error)
+            count, wished = 0 if own is None else len(own.losses), wish().as_number()
+            counts, wishes = self._meet("a step", (count, wished), error)
+            self.occasion = Occasion.of_all(wishes)
             assert own is not None, "a meeting raises what it is told of"
             return [self._added_up(own, counts)]
         except Exception as found:
@@ -186,33 +206,82 @@ class TorchTeam(Team):
             dist.all_gather_object(told, value, group=self._words)
         return told
 
-    def meet(self, where: str, *, count: int = 0, error: Exception | None = None) -> list[int]:
+    def meet(self, where: str, error: Exception | None = None) -> None:
         """Wait until all processes have come here, none has failed and all agree.
 
         Args:
             where: in words.
-            count: told to the others.
             error: by which this process has failed; it may then be anywhere.
-
-        Returns:
-            The counts of all processes, by rank.
 
         Raises:
             Exception: the error that was given, in this process.
             RankError: in the others; or another process is somewhere else, disagrees or is gone.
         """
+        self._meet(where, (0, 0), error)
+
+    def _meet(self, where: str, told: tuple[int, int], error: Exception | None) -> list[list[int]]:
+        """See `meet`; returns what all processes tell by two numbers, each by rank."""
         checksum, self._checksum = self._checksum, 0
-        own = torch.tensor([error is not None, zlib.crc32(where.encode()), checksum, count])
+        own = torch.tensor([error is not None, zlib.crc32(where.encode()), checksum, *told])
         rows = [torch.empty_like(own) for _ in range(self.size)]
         with self._in_touch():
             dist.all_gather(rows, own, group=self._words)
         found = torch.stack(rows)
         if bool(found[:, 0].any()) or bool((found[:, 1:3] != found[0, 1:3]).any()):
             self._all_know = True
-            told = self._tell((where, None if error is None else _in_words(error)))
-            raise error or _explained(told)
-        counts: list[int] = found[:, 3].tolist()
-        return counts
+            of_all = self._tell((where, None if error is None else _in_words(error)))
+            raise error or _explained(of_all)
+        numbers: list[list[int]] = found[:, 3:].T.tolist()
+        return numbers
+
+    def collect(self, own: Tensor | None = None, problem: str | None = None) -> list[Tensor]:
+        """Let rank 0 have the parts that the others have of a checkpoint.
+
+        Args:
+            own: bytes on the CPU, shape (n,); None in rank 0.
+            problem: why there are none.
+
+        Returns:
+            In rank 0 the parts of the others, by rank.
+
+        Raises:
+            PartError: in all processes, where one has none or rank 0 no room for them.
+        """
+        self.meet("a checkpoint")
+        told = self._tell((0 if own is None else len(own), problem))
+        for rank, (_, why) in enumerate(told):
+            if why is not None:
+                raise PartError(f"process {rank} of {self.size}: {why}")
+        parts, full = [], None
+        if self.leads:
+            try:
+                parts = [torch.empty(size, dtype=torch.uint8) for size, _ in told[1:]]
+            except (RuntimeError, MemoryError) as error:
+                full = str(error)
+        if (why := self._tell(full)[0]) is not None:
+            raise PartError(why)
+        with self._in_touch():
+            if own is not None:
+                dist.send(own, 0, group=self._words)
+            for rank, part in enumerate(parts, start=1):
+                dist.recv(part, rank, group=self._words)
+        return parts
+
+    def hand_out(self, shared: Tensor, parts: Sequence[Tensor]) -> None:
+        """Give the others what they need of a checkpoint, in place.
+
+        Args:
+            shared: bytes on the CPU, shape (n,), the same for all.
+            parts: of each of the others, by rank; in the others their own one alone.
+        """
+        self.meet("a checkpoint")
+        with self._in_touch():
+            dist.broadcast(shared, src=0, group=self._words)
+            if self.leads:
+                for rank, part in enumerate(parts, start=1):
+                    dist.send(part, rank, group=self._words)
+            else:
+                dist.recv(parts[0], 0, group=self._words)
 
     @contextmanager
     def _in_touch(self) -> Iterator[None]:
@@ -250,7 +319,7 @@ class TorchTeam(Team):
         if not self._all_know:
             self._checksum = 0
             with suppress(Exception):  # what went wrong elsewhere after the last step changes nothing here
-                self.meet("the end of the run", error=error)
+                self.meet("the end of the run", error)
         self._busy = self.lost
 
     def leave(self) -> None:

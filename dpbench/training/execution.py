@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,15 +27,16 @@ from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger, search_eps
 from dpbench.training.display import Display
-from dpbench.training.distributed import current_team
-from dpbench.training.following import about, join
-from dpbench.training.interruption import Occasions, StoppedError
+from dpbench.training.distributed import TorchTeam, current_team
+from dpbench.training.following import call_together, join
+from dpbench.training.interruption import Occasion, Occasions, StoppedError
 from dpbench.training.keeping import Found, Keeper, final_weights
 from dpbench.training.leases import device_of_this_process
 from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.padding import require_padding_unread
 from dpbench.training.recorder import GradientRecorder
+from dpbench.training.repeating import computed_by
 from dpbench.training.resume import Training
 
 # Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of
@@ -105,8 +106,9 @@ class Execution:
         self.record = record
         self.console = console
         self.team = current_team()
-        self.keeper = Keeper(job.config, record, console.print, self.team.size)
+        self.keeper = Keeper(job.config, record, console.print, self.team)
         self._tracker: Tracker | None = None
+        self._ranks: list[dict[str, str | int]] = []
 
     def may_begin(self) -> bool:
         """Whether there is something to run and this process now holds the lock on it; says so where not."""
@@ -152,13 +154,17 @@ class Execution:
         Args:
             splits: data, if they are not to be loaded.
         """
+        with uncollected():  # the first run imports what reads its data, and a compiler with its optimizer
+            return self._went_well(lambda: self._prepare(splits))
+
+    def _went_well(self, work: Callable[[], None]) -> bool:
+        """Whether some work before the first step did; why not, if it didn't, is recorded or noted."""
         try:
             try:
-                with uncollected():  # the first run imports what reads its data, and a compiler with its optimizer
-                    self.prepared = self._prepare(splits)
+                work()
             except UserError as error:
                 self.record.refuse(str(error))
-            except Exception as error:  # while it was prepared; what happens in training is recorded there
+            except Exception as error:  # what happens in training is recorded there
                 failed_to_begin(self.job, self.record, in_a_sentence(error, self.config), traceback.format_exc())
             else:
                 return True
@@ -171,7 +177,40 @@ class Execution:
         self.console.print(f"  {why}", style="red")
         self.record.keep_untold(why)
 
-    def _prepare(self, splits: Splits | None) -> Prepared:
+    def bring_in_others(self, team: TorchTeam) -> bool:
+        """Let the other processes stand where this one does, or all where all can; whether that went well."""
+        misfits: list[str] = []
+        while self._went_well(lambda: misfits.extend(self._call_together(team))):
+            if not misfits:
+                return True
+            misfits.clear()
+            if not self.prepare(self.prepared.splits):
+                break
+        return False
+
+    def _call_together(self, team: TorchTeam) -> list[str]:
+        """Let the others stand where this process does; why they can't go on from the checkpoint, which is set aside.
+
+        Raises:
+            UserError: one of them must not go on.
+        """
+        training, _, _, origin, found = self.prepared
+        standings = call_together(team, self.job, training, found, self.keeper.repeats.seen)
+        refusals = [standing.refused for standing in standings if standing.refused is not None]
+        if refusals:
+            raise UserError(refusals[0])
+        misfits = [standing.misfit for standing in standings if standing.misfit is not None]
+        if misfits:
+            assert found is not None, "nothing else can be a misfit"
+            self.keeper.set_aside(found.step, misfits[0])
+            return misfits
+        self._ranks = [standing.about for standing in standings]
+        (origin if found is None else origin["resumed"][-1])["ranks"] = self._ranks
+        same = all(standing.same for standing in standings)
+        self.keeper.stand_together(found, same, [standing.computed_by for standing in standings[1:]])
+        return []
+
+    def _prepare(self, splits: Splits | None) -> None:
         config = self.config
         device = (
             device_of_this_process(config.device) if self._alone else self.team.device(choose_device(config.device))
@@ -197,17 +236,13 @@ class Execution:
             join(self.team, parts, config)
             return Training(parts, ledger, Progress.start(config, splits, self.team), [])
 
-        if self._alone:
-            training, found = self.keeper.resume(begin)
-        else:  # several processes keep no checkpoints: each would have to go on from the same one
-            training, found = begin(None), None
-            self.keeper.refuse_beginning(training)
+        training, found = self.keeper.resume(begin)
         origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
         if found is not None:
             first = read_json(self.record.folder / "provenance.json")
             first.pop("wall_seconds", None)
             origin = gone_on(first, training.parts.step.steps, origin)
-        return Prepared(training, splits, spends, origin, found)
+        self.prepared = Prepared(training, splits, spends, origin, found)
 
     def _load(self) -> Splits:
         data = self.config.data
@@ -233,8 +268,9 @@ class Execution:
         logged = [metrics.as_dict() for metrics in training.metrics]
         status, reason, trace = Status.FAILED, None, None
         start = time.perf_counter()
+        kept = () if self.config.force else OUTLASTING
         try:
-            self.record.start(settings_of(self.job), origin, metrics=logged, keep=self._kept)
+            self.record.start(settings_of(self.job), origin, metrics=logged, keep=kept)
         except RecordError as error:
             self._unrecorded(str(error))
             return status
@@ -242,10 +278,6 @@ class Execution:
             if found is not None:
                 training.load_global_streams(found.streams)
             self._tracker = tracker = self._open_tracker(found, logged)
-            if not self._alone:
-                self.team.in_turn(lambda: None)  # the others read their data now
-                origin["ranks"] = self.team.gather(about(parts))
-                start = time.perf_counter()
             yield from self._steps(training, splits, tracker, display, occasions)
             if self.config.keep_model:
                 self.record.write_bytes(MODEL, final_weights(parts))
@@ -273,6 +305,8 @@ class Execution:
                 self.record.write("summary.json", summary)
                 if isinstance(parts.step.recorder, GradientRecorder):
                     self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
+                for rank, by in zip(self._ranks, [computed_by(parts), *self.keeper.others], strict=False):
+                    rank["at_once"] = by["at_once"]
                 wall = round(earlier + time.perf_counter() - start, 3)
                 self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
             except LockLostError:
@@ -305,13 +339,6 @@ class Execution:
     def _alone(self) -> bool:
         """Whether this process is the only one that trains the run."""
         return self.team.size == 1
-
-    @property
-    def _kept(self) -> Sequence[str]:
-        if self.config.force:
-            return ()
-        # Several processes begin anew, and what they write is not what an older checkpoint goes on from.
-        return OUTLASTING if self._alone else OUTLASTING[1:]
 
     def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
         """Record how the run ended, the last thing written of it; the status that it has by that."""
@@ -348,12 +375,13 @@ class Execution:
         def on_step(step: int) -> None:
             if self.record.lock.lost:
                 self.record.lock.check()
-            self.keeper.check(training, step)
+            self.keeper.repeats.check(parts, step)
             display.step(step)
-            occasion = occasions.after(step)
-            if self._alone and (occasion.write or self.keeper.wanted(training, step)):
+            occasion = self.team.occasion if isinstance(self.team, TorchTeam) else self._wish(occasions, step)
+            if occasion.write:
                 occasions.written(self.keeper.write(training, step, tracker.id))
             if occasion.stop is not None:
+                occasions.heed(occasion.stop)
                 raise StoppedError(occasion.stop)
 
         def on_evaluation(metrics: Metrics) -> None:
@@ -375,6 +403,14 @@ class Execution:
                 on_evaluation=on_evaluation,
                 progress=progress,
             )
+
+    def wish(self, occasions: Occasions) -> Occasion:
+        """What this process wants to do after the step under way, which several processes tell each other."""
+        return self._wish(occasions, self.prepared.training.parts.step.steps + 1)
+
+    def _wish(self, occasions: Occasions, step: int) -> Occasion:
+        occasion = occasions.after(step)
+        return occasion._replace(write=occasion.write or self.keeper.wanted(self.prepared.training, step))
 
     def _write_ledger(self, ledger: Ledger) -> None:
         made = self.keeper.made(ledger)

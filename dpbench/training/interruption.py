@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType, TracebackType
@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated
+from dpbench.training.team import ALONE, Team
 
 # Checkpoints take at most this share of the time, however long one takes.
 LARGEST_SHARE = 0.02
 # Signals by which submitit may have been told to listen to SLURM; not every system has them.
 CLUSTERS = ("SIGUSR1", "SIGUSR2")
-NOTICE = b"\ninterrupted: ends after this step, with a checkpoint; once more ends at once\n"
+NOTICE = b"\ninterrupted: ends after this step, with a checkpoint"
+AT_ONCE = b"; once more ends at once"
+# Why runs end early, in words.
+BY_CLUSTER, BY_SIGTERM, BY_USER = REASONS = ("by its cluster", "by SIGTERM", "by the user")
 
 
 class StoppedError(Exception):
@@ -30,13 +34,21 @@ class Interruption:
     """While it is entered, SIGTERM and the first SIGINT are noted, for runs to end after the step under way.
 
     So is the signal by which SLURM tells a job of submitit that its time is up: submitit, which would end the process
-    within the step, queues the job again once its runs have ended. A second SIGINT is raised at once, as ever. Signals
-    belong to the main thread: in others nothing changes, nor where one is ignored. What handled them before does so
-    again afterwards.
+    within the step, queues the job again once its runs have ended. A second SIGINT is raised at once, as ever; not so
+    where several processes train a run, which end after the same step, or are killed by torchrun where that takes
+    long. Signals belong to the main thread: in others nothing changes, nor where one is ignored. What handled them
+    before does so again afterwards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, team: Team = ALONE) -> None:
+        """Set up.
+
+        Args:
+            team: of this process; one that does not lead says nothing.
+        """
+        self._alone, self._speaks = team.size == 1, team.leads
         self._noted: type[KeyboardInterrupt] | None = None
+        self._told: type[KeyboardInterrupt] | None = None
         self._put_off: Callable[[], Any] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -60,11 +72,12 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self._noted = self._noted or Terminated
-        elif self._noted is not None:
-            raise KeyboardInterrupt
-        else:
+        elif self._noted is None:
             self._noted = KeyboardInterrupt
-            os.write(2, NOTICE)  # print may not be called here
+            if self._speaks:  # print may not be called here
+                os.write(2, NOTICE + (AT_ONCE if self._alone else b"") + b"\n")
+        elif self._alone:
+            raise KeyboardInterrupt
 
     def _put_off_until_runs_have_ended(self, number: int, frame: FrameType | None) -> None:
         self._put_off = partial(self._before[signal.Signals(number)], number, None)
@@ -73,18 +86,33 @@ class Interruption:
     def reason(self) -> str | None:
         """Why runs are to end, in words; None while they are not."""
         if self._put_off is not None:
-            return "by its cluster"
+            return BY_CLUSTER
         if self._noted is None:
             return None
-        return "by SIGTERM" if self._noted is Terminated else "by the user"
+        return BY_SIGTERM if self._noted is Terminated else BY_USER
+
+    def heed(self, reason: str) -> None:
+        """Another process of the team was told to end, which ends the runs of this one, too."""
+        self._told = KeyboardInterrupt if reason == BY_USER else Terminated
+
+    def outlive_the_others(self) -> None:
+        """SIGTERM means nothing from now on, also afterwards: torchrun sends it where a process has died.
+
+        This one is about to end, and has yet to say why.
+        """
+        if signal.SIGTERM in self._before:
+            self._before[signal.SIGTERM] = signal.SIG_IGN
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._noted is Terminated:
+            self._noted = None
 
     def raise_noted(self) -> None:
         """Raise KeyboardInterrupt, Terminated, or what submitit does, if one was noted; once all runs have ended."""
         if self._put_off is not None:
             self._put_off()
             raise Terminated  # it is not this process that queues the job again
-        if self._noted is not None:
-            raise self._noted
+        if (noted := self._noted or self._told) is not None:
+            raise noted
 
 
 def _is_of_submitit(handler: Any) -> bool:
@@ -117,8 +145,18 @@ class Occasion(NamedTuple):
         stop: why to end; None to go on.
     """
 
-    write: bool
-    stop: str | None
+    write: bool = False
+    stop: str | None = None
+
+    def as_number(self) -> int:
+        """For other processes."""
+        return 2 * (0 if self.stop is None else 1 + REASONS.index(self.stop)) + self.write
+
+    @classmethod
+    def of_all(cls, numbers: Sequence[int]) -> Occasion:
+        """What all processes do, of which each gives the number of what it wants itself."""
+        stops = [REASONS[number // 2 - 1] for number in numbers if number > 1]
+        return cls(bool(stops) or any(number % 2 for number in numbers), stops[0] if stops else None)
 
 
 class Occasions:
@@ -149,6 +187,10 @@ class Occasions:
             return True
         waited = time.monotonic() - self._last
         return seconds is not None and waited >= max(seconds, self._cost / LARGEST_SHARE)
+
+    def heed(self, reason: str) -> None:
+        """Another process of the team was told to end."""
+        self._interruption.heed(reason)
 
     def written(self, seconds: float) -> None:
         """Writing the checkpoint of one of the runs took so long, whether it succeeded or not."""

@@ -8,65 +8,77 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from dpbench.config import RunConfig
-from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
-from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.stage import Stage, State, forgotten
 from dpbench.step import STAGES
 from dpbench.tracking import RunRecord
-from dpbench.tracking.published import Published, device_kind, forget
+from dpbench.tracking.published import Published, forget
 from dpbench.tracking.record import RecordError
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.loop import evaluated_after
+from dpbench.training.repeating import Repeats, computed_by, in_words
 from dpbench.training.resume import GLOBAL, MisfitError, Training
+from dpbench.training.team import Team
 
 # Multipliers are solved for, and differ between machines in their last digits; the ledger has the one of the run.
 SAME_MULTIPLIER = 1e-9
 CONTENT = {"run", "device", "conditions", "since", "noise_multiplier", "tracker", "training"}
+# Where several processes train the run: what each of the others has of its own.
+OTHERS = "others"
 
 
 class Found(NamedTuple):
     """What a run needs of its checkpoint once its parts have theirs.
 
     Attributes:
+        step: that it is of.
         tracker: id of its W&B run; None where nothing was tracked.
         streams: state of the global generators.
+        others: what the other processes of the run have of it, `packed` parts by rank.
     """
 
+    step: int
     tracker: str | None
     streams: Any
+    others: list[Tensor]
 
 
 class Keeper:
     """Writes the checkpoints of one run, and finds the one that it goes on from.
 
     A checkpoint has the states of all parts (`Training`), which run it is of, and what that run has taken over from
-    this machine.
+    this machine; where several processes train the run, also what each of the others has of its own.
+
+    Attributes:
+        repeats: what this process sees to where steps are taken again.
+        others: by what the other processes compute, by rank, as they said last.
     """
 
-    def __init__(self, config: RunConfig, record: RunRecord, say: Callable[[str], object], processes: int) -> None:
+    def __init__(self, config: RunConfig, record: RunRecord, say: Callable[[str], object], team: Team) -> None:
         """Set up.
 
         Args:
             config: of the run.
             record: of the run.
             say: told in one line of what could not be written or read.
-            processes: that train the run.
+            team: that trains the run; this process leads it.
         """
+        self.repeats = Repeats(config, team.size)
+        self.others: list[dict[str, Any]] = []
         self._config = config
         self._record = record
         self._say = say
-        self._processes = processes
+        self._team = team
         self._secure = config.privacy.secure_noise
         self._warned = False
-        self._seen = Published()
         self._released: Ledger | None = None
-        self._at_once: int | None = None
         self._since = 0
 
     def made(self, ledger: Ledger) -> Ledger:
@@ -74,10 +86,11 @@ class Keeper:
 
         Steps that are taken again count once, for they make the releases that they made before.
         """
-        if self._seen.step <= len(ledger):
+        seen = self.repeats.seen
+        if seen.step <= len(ledger):
             return ledger
         if self._released is None:  # what it spends takes a while to find, and stays the same
-            self._released = ledger.reaching(self._seen.step)
+            self._released = ledger.reaching(seen.step)
         return self._released
 
     def wanted(self, training: Training, step: int) -> bool:
@@ -89,29 +102,7 @@ class Keeper:
             training: the run.
             step: steps taken.
         """
-        halved = training.parts.at_once < (self._at_once or training.parts.micro_batch)
-        return halved or (self._secure and evaluated_after(self._config, step))
-
-    def check(self, training: Training, step: int) -> None:
-        """See resume.py: what was published is computed again as it was, though memory runs out.
-
-        Args:
-            training: the run, of which nothing has been seen since the step before.
-            step: steps taken.
-
-        Raises:
-            UserError: the step is another release.
-        """
-        seen, at_once = self._seen, training.parts.at_once
-        if step <= seen.step and seen.at_once not in (None, at_once):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time; memory ran "
-                f"out, and with {at_once} at a time step {step} is another release with the same noise, beyond the "
-                "run's eps: go on where more memory is free, take another seed, or force=true where nothing of that "
-                "was seen",
-                field="micro_batch",
-                value=self._config.micro_batch,
-            )
+        return self.repeats.memory_ran_out(training.parts) or (self._secure and evaluated_after(self._config, step))
 
     def write(self, training: Training, step: int, tracker: str | None) -> float:
         """Write a checkpoint of a run that has taken so many steps, or say why it can't be; returns the seconds.
@@ -122,32 +113,26 @@ class Keeper:
             tracker: id of its W&B run.
         """
         start = time.monotonic()
-        private, self._at_once = training.parts.step, training.parts.at_once
+        private = training.parts.step
+        self.repeats.kept(training.parts)
         self._warn_of_what_is_forgotten(training.parts)
         content = {
             "run": self._run,
             "device": private.gradients.flat.vector.device.type,
-            "conditions": self._conditions(training.parts),
+            "conditions": self.repeats.conditions(training.parts),
             "since": self._since,
             "noise_multiplier": private.noise_multiplier,
             "tracker": tracker,
         }
         state = {**content, "training": training.state_dict()}
         try:
+            if isinstance(self._team, TorchTeam):
+                state[OTHERS] = self._team.collect()
             # Who was away for long may have lost the run to another process, which has checkpoints of its own.
             Checkpoints(self._record.working).write(step, state, self._record.require_lock)
-        except (OSError, TypeError, MemoryError, torch.OutOfMemoryError) as error:
+        except (OSError, TypeError, MemoryError, torch.OutOfMemoryError, PartError) as error:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
-
-    def _conditions(self, parts: Assembly) -> dict[str, Any]:
-        """What decides which numbers a step draws, beside seed and settings, as `Published` has it."""
-        return {
-            "device": device_kind(describe(parts.step.gradients.flat.vector.device)),
-            "noise": SEEDED_NOISE,
-            "micro_batch": parts.micro_batch,
-            "processes": self._processes,
-        }
 
     def _warn_of_what_is_forgotten(self, parts: Assembly) -> None:
         if self._warned:
@@ -185,18 +170,16 @@ class Keeper:
         for step in checkpoints.steps():
             try:
                 content = checkpoints.read(step, training.parts.step.gradients.flat.vector.device)
-                training = self._gone_on(training, begin, content)
+                training = self._gone_on(training, begin, content, step)
             except (DamagedError, MisfitError) as error:
-                aside = checkpoints.set_aside(step)
-                why = " ".join(str(error).split())
-                self._say(f"  the checkpoint of step {step} {why}; set aside as {aside}")
+                self.set_aside(step, str(error))
                 training = begin(None)
                 continue
             self._refuse_otherwise(training, step)
-            same = content["conditions"] == self._conditions(training.parts)
+            same = content["conditions"] == self.repeats.conditions(training.parts)
             self._since = content["since"] if same else step
             self._say(f"  goes on after step {step} of {self._config.steps}")
-            return training, Found(content["tracker"], content["training"][GLOBAL])
+            return training, Found(step, content["tracker"], content["training"][GLOBAL], content.get(OTHERS, []))
         self.refuse_beginning(training)
         return training, None
 
@@ -211,98 +194,49 @@ class Keeper:
         """
         if self._config.force:
             return
-        seen = self._refuse_otherwise(training, 0)
+        self._refuse_otherwise(training, 0)
+        seen = self.repeats.seen
         first, own = seen.noise_multiplier, _first_multiplier(training.ledger)
         if seen.step and first is not None and not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
             raise self._other_noise(first, own)
 
-    def _refuse_otherwise(self, training: Training, step: int) -> Published:
-        """See resume.py: steps behind which something was seen are taken again only if they are the same releases.
+    def set_aside(self, step: int, why: str) -> None:
+        """Rename a checkpoint that is of no use, so that it is not read again.
 
         Args:
-            training: the run that would go on; it takes over the strategies of the first attempt, and the micro-batch
-                if it may.
-            step: after which it would.
-
-        Returns:
-            What was seen.
-
-        Raises:
-            UserError: they would be others.
+            step: of the checkpoint.
+            why: in words that go on from "the checkpoint of step 12".
         """
-        seen = self._seen = Published.read(self._record.folder)
-        if seen.step <= step:
-            return seen
-        if self._secure:
+        aside = Checkpoints(self._record.folder).set_aside(step)
+        self._say(f"  the checkpoint of step {step} {' '.join(why.split())}; set aside as {aside}")
+
+    def _refuse_otherwise(self, training: Training, step: int) -> None:
+        self.repeats.take_over(Published.read(self._record.folder), training.parts, step)
+
+    def _require_as_many_processes(self, count: int, step: int) -> None:
+        """A run goes on in as many processes as its checkpoint is of; unless something was seen it may begin anew."""
+        if count == self._team.size:
+            return
+        those, these, seen = in_words(count), in_words(self._team.size), Published.read(self._record.folder)
+        if seen.step:
             raise UserError(
-                f"metrics of step {seen.step:.0f} are published, and without a checkpoint of it the steps after step "
-                f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
-                "whose eps adds to that of this one",
-                field="privacy.secure_noise",
-                value=True,
+                f"metrics of step {seen.step:.0f} are published, and the checkpoint of step {step} is of {those}, from "
+                f"which {these} can't go on: start as many, take another seed, or force=true where nothing of that was "
+                "seen"
             )
-        if not seen.readable or step < (seen.since or 0):
-            otherwise = (
-                f"until step {seen.since} it drew on another kind of device, by another version or with other "
-                "micro-batches"
-                if seen.readable
-                else "what its note beside the record says of them can't be read"
-            )
-            raise UserError(
-                f"metrics of this run are published, and {otherwise}; the steps after step {step} might be other "
-                "releases, beyond the run's eps: take another seed, or force=true where nothing of that was seen",
-                field="seed",
-                value=self._config.seed,
-            )
-        # Seeded generators draw otherwise on another kind of device.
-        if seen.device not in (None, device_kind(describe(training.parts.step.gradients.flat.vector.device))):
-            raise UserError(
-                f"a run on {seen.device} has published metrics of step {seen.step:.0f}; here the steps after step "
-                f"{step} would draw other batches and noise, beyond the run's eps: go on there, take another seed, or "
-                "force=true where nothing of that was seen",
-                field="device",
-                value=self._config.device,
-            )
-        if seen.noise not in (None, SEEDED_NOISE):
-            raise UserError(
-                f"another version of dpbench has published metrics of step {seen.step:.0f} of this run; with this one "
-                f"the steps after step {step} would draw other noise, beyond the run's eps: go on with that version, "
-                "take another seed, or force=true where nothing of that was seen",
-                field="seed",
-                value=self._config.seed,
-            )
-        # What augmentation and dropout draw for a sample hangs on which others are computed with it, and where.
-        parts = training.parts
-        if self._config.micro_batch is None:
-            parts.micro_batch = seen.micro_batch or parts.micro_batch
-        if seen.micro_batch not in (None, parts.micro_batch):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.micro_batch} samples at a time; with "
-                f"others at a time the steps after step {step} would be other releases with the same noise, beyond the "
-                "run's eps: leave it out, take another seed, or force=true where nothing of that was seen",
-                field="micro_batch",
-                value=self._config.micro_batch,
-            )
-        if seen.at_once not in (None, parts.at_once):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time since "
-                f"memory ran out; without a checkpoint of that the steps after step {step}, with {parts.at_once} at a "
-                "time, would be other releases with the same noise, beyond the run's eps: take another seed, or "
-                "force=true where nothing of that was seen",
-                field="micro_batch",
-                value=self._config.micro_batch,
-            )
-        if seen.processes not in (None, self._processes):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed by {_processes(seen.processes)}; by "
-                f"{_processes(self._processes)} the steps after step {step} would be other releases with the same "
-                "noise, beyond the run's eps: start as many, take another seed, or force=true where nothing of that "
-                "was seen"
-            )
-        if seen.strategies is not None:  # timing, here and now, may choose others; a checkpoint has some of them
-            gradients = parts.step.gradients
-            gradients.load_state_dict({**gradients.state_dict(), "strategies": seen.strategies})
-        return seen
+        raise MisfitError(f"is of {those}, from which {these} can't go on")
+
+    def stand_together(self, found: Found | None, same: bool, others: list[dict[str, Any]]) -> None:
+        """All processes stand where this one does.
+
+        Args:
+            found: what they go on from.
+            same: whether all go on as the checkpoint says that they drew before.
+            others: by what the others compute, by rank.
+        """
+        self.others = others
+        if found is not None and not same:
+            self._since = found.step
 
     def _other_noise(self, multiplier: float, own: float) -> UserError:
         return UserError(
@@ -313,11 +247,14 @@ class Keeper:
             value=self._config.seed,
         )
 
-    def _gone_on(self, training: Training, begin: Callable[[float | None], Training], content: State) -> Training:
-        if content.keys() != CONTENT:
-            raise MisfitError(f"does not fit this code: other contents ({', '.join(sorted(content.keys() ^ CONTENT))})")
+    def _gone_on(
+        self, training: Training, begin: Callable[[float | None], Training], content: State, step: int
+    ) -> Training:
+        if other := (content.keys() ^ CONTENT) - {OTHERS}:
+            raise MisfitError(f"does not fit this code: other contents ({', '.join(sorted(other))})")
         if content["run"] != self._run:
             raise MisfitError(f"is of another run, {content['run']}")
+        self._require_as_many_processes(1 + len(content.get(OTHERS, ())), step)
         device = training.parts.step.gradients.flat.vector.device.type
         if content["device"] != device:
             raise UserError(
@@ -333,20 +270,20 @@ class Keeper:
         training.load_state_dict(content["training"])
         if self._config.micro_batch is None:
             training.parts.micro_batch = content["conditions"]["micro_batch"]
-        self._at_once = training.parts.at_once
+        self.repeats.kept(training.parts)
         return training
 
     def publish(self, step: int, training: Training) -> None:
-        """Note that metrics of a step of a run are about to be seen."""
+        """Note that metrics of a step of a run are about to be seen; all processes come here."""
+        self.others = self._team.gather(computed_by(training.parts))[1:]
         if self._config.force or Published.read(self._record.folder).step < step:
             parts = training.parts
             seen = Published(
                 step,
                 noise_multiplier=_first_multiplier(training.ledger),
-                at_once=parts.at_once,
-                strategies=parts.step.gradients.state_dict()["strategies"],
                 since=self._since,
-                **self._conditions(parts),
+                others=self.others or None,
+                **(self.repeats.conditions(parts) | computed_by(parts)),
             )
             self._record.publish(seen)
 
@@ -365,10 +302,6 @@ class Keeper:
             except RecordError:
                 return  # the note may stay
             forget(self._record.folder)
-
-
-def _processes(count: int) -> str:
-    return "one process" if count == 1 else f"{count} processes"
 
 
 def _first_multiplier(ledger: Ledger) -> float:

@@ -19,6 +19,11 @@ What a model draws for a sample hangs on which others are computed with it. Wher
 then on, and it need not run out there again: a checkpoint follows before anything is published, and a run goes on from
 one before that only if nothing was. Where memory runs out in a step that is taken again, that attempt ends.
 
+Where several processes train a run, each goes on from its own part of one checkpoint, in a team of the same size: they
+sum up other samples otherwise, and draw other augmentation and dropout. The part is what differs between them: these
+generators, the ways to sum gradients, and the states of filter and optimizer where these are in parts. All else they
+have from rank 0. Each sees to it that what it computed for steps that were seen is computed again as it was.
+
 With `privacy.secure_noise` neither samples nor noise can be drawn again, by design. A step that is taken again is then
 a release of its own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk
 before each evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing
@@ -44,6 +49,9 @@ from dpbench.training.recorder import GradientRecorder
 
 # The global generators, which layers such as dropout draw from: set where training begins, as others use them too.
 GLOBAL = "streams of the model"
+AUGMENTATION = "stream of augmentation"
+# Of rank 0 alone.
+RECORDER = "recorder"
 
 
 class MisfitError(Exception):
@@ -86,7 +94,7 @@ class Training(NamedTuple):
             "loop": progress,
             "metrics": _MetricsSoFar(self.metrics),
             "ledger": _LedgerSoFar(self.ledger, self.metrics),
-            "stream of augmentation": _Stream(progress.augmenting),
+            AUGMENTATION: _Stream(progress.augmenting),
             GLOBAL: self._global_streams,
         }
         for name, source in (("noise", step.noise_source), ("side noise", step.side_source)):
@@ -95,12 +103,26 @@ class Training(NamedTuple):
         if isinstance(progress.draws, SeededUniform):
             found["stream of samples"] = _Stream(progress.draws.generator)
         if isinstance(step.recorder, GradientRecorder):
-            found["recorder"] = step.recorder
+            found[RECORDER] = step.recorder
         return found
 
     def state_dict(self) -> State:
         """The states of all parts."""
         return {name: part.state_dict() for name, part in self.remembering().items()}
+
+    def own_state(self) -> State:
+        """What of the state is this process's alone where several train the run."""
+        parts, step = self.remembering(), self.parts.step
+        in_parts = step.moved is not step.gradients.flat
+        of_step = step.state_dict()
+        own = {name: of_step[name] for name in ("gradients", *(("filter", "optimizer") if in_parts else ()))}
+        return {"step": own, **{name: parts[name].state_dict() for name in (AUGMENTATION, GLOBAL)}}
+
+    def shared_state(self) -> State:
+        """What of the state is the same in all processes that train the run."""
+        state, own = self.state_dict(), self.own_state()
+        shared = {name: value for name, value in state.items() if name not in (AUGMENTATION, GLOBAL, RECORDER)}
+        return {**shared, "step": {name: value for name, value in state["step"].items() if name not in own["step"]}}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state that `state_dict` returned, but for the global generators.
@@ -129,6 +151,11 @@ class Training(NamedTuple):
     def _global_streams(self) -> Generators:
         device = self.parts.step.gradients.flat.vector.device
         return Generators([device] if device.type == "cuda" else [])
+
+
+def joined(shared: State, own: State) -> State:
+    """The state of a process, of what all share and its own."""
+    return {**shared, **own, "step": {**shared["step"], **own["step"]}}
 
 
 class _Tensors:

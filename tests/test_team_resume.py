@@ -1,0 +1,273 @@
+"""A run in two processes that was stopped and goes on is the run that was never stopped, bit for bit."""
+
+import random
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli import raise_after, read, status
+from resuming import (
+    STEPS,
+    DropoutMLP,
+    carried_out,
+    checkpoints,
+    kill_at,
+    noted,
+    outcome,
+    resumed_at,
+    run_out_of_memory,
+    signalled,
+    stopped,
+    tiny,
+)
+from team_resuming import Prepare, trained_together
+
+from dpbench.config import RunConfig
+from dpbench.config.schema import CheckpointTimes
+from dpbench.training.checkpoint import Checkpoints, packed, unpacked
+from dpbench.training.resume import Training
+
+CPU = torch.device("cpu")
+EVERY = CheckpointTimes(every_steps=2)
+NONE = CheckpointTimes(every_seconds=None)
+
+
+def full(*overrides: str) -> RunConfig:
+    """Each process has augmentation, dropout and moments of its own; thresholds, averages and orders all share."""
+    much = ("augmentation=crop_flip", "augmentation.copies=1", "averaging=exponential", "shard_states=true")
+    return replace(tiny("algo=dcsgd_e", *much, *overrides), model=DropoutMLP())
+
+
+@pytest.fixture(scope="module")
+def of_full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return undisturbed(full(), tmp_path_factory.mktemp("full"))
+
+
+def undisturbed(config: RunConfig, results: Path) -> dict[str, Any]:
+    came = trained_together(config, results / "whole")
+    assert (status(came.folder), came.codes) == ("finished", [0, 0]), came.said
+    return outcome(came.folder)
+
+
+def stop(at: int, rank: int = 1) -> Prepare:
+    """One process raises an error in the step after so many."""
+    return lambda patch, own: raise_after(patch, at, RuntimeError("stopped")) if own == rank else None
+
+
+def signals(at: int, *ranks: int, which: signal.Signals = signal.SIGTERM) -> Prepare:
+    """Processes are told to end within the step after so many."""
+    return lambda patch, own: signalled(patch, at, which) if own in ranks else None
+
+
+def kill(at: int, rank: int) -> Prepare:
+    """One process is killed when it comes to so many points."""
+    return lambda _, own: kill_at(at) if own == rank else None
+
+
+def halted(config: RunConfig, results: Path, at: int, every: CheckpointTimes = EVERY) -> Path:
+    came = trained_together(config, results, stop(at), checkpoint=every)
+    assert read(came.folder, "status.json")["reason"] == "RankError: in process 1 of 2: RuntimeError: stopped"
+    return came.folder
+
+
+def test_all_processes_end_after_the_same_step_and_go_on_from_there(of_full, tmp_path):
+    """Told by a signal that reaches process 1 alone; then both."""
+    came = trained_together(full(), tmp_path, signals(3, 1), checkpoint=NONE)
+    assert came.codes == [143, 0]
+    assert read(came.folder, "status.json") == {"status": "interrupted", "reason": "by SIGTERM"}
+    assert checkpoints(came.folder) == ["checkpoint-00000004.pt"]
+    came = trained_together(full(), tmp_path, signals(6, 0, 1, which=signal.SIGINT), checkpoint=NONE)
+    assert came.codes == [130, 0]
+    assert read(came.folder, "status.json") == {"status": "interrupted", "reason": "by the user"}
+    assert checkpoints(came.folder) == ["checkpoint-00000004.pt", "checkpoint-00000007.pt"]
+    came = trained_together(full(), tmp_path)
+    assert resumed_at(came.folder) == [4, 7]
+    assert f"goes on after step 7 of {STEPS}" in came.said
+    assert checkpoints(came.folder) == []
+    assert outcome(came.folder) == of_full
+    assert [len(part["ranks"]) for part in read(came.folder, "provenance.json")["resumed"]] == [2, 2]
+
+
+def without(part: str) -> Prepare:
+    """Process 1 goes on without what the checkpoint has of it."""
+
+    def prepare(patch: pytest.MonkeyPatch, rank: int) -> None:
+        load, begun = Training.load_state_dict, {}
+
+        def forget(self: Training, state: Any) -> None:
+            begun.update(self.own_state())
+            load(self, {**state, **({} if part == "streams of the model" else {part: begun[part]})})
+
+        if rank == 1:
+            patch.setattr(Training, "load_state_dict", forget)
+            if part == "streams of the model":
+                patch.setattr(Training, "load_global_streams", lambda self, state: None)
+
+    return prepare
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["streams of the model", "stream of augmentation"])
+def test_a_process_that_forgets_what_is_its_own_makes_another_run(part, of_full, tmp_path):
+    folder = halted(full(), tmp_path, 7)
+    trained_together(full(), tmp_path, without(part))
+    assert resumed_at(folder) == [6]
+    assert outcome(folder) != of_full
+
+
+def of_other_code(folder: Path) -> None:
+    """What process 1 has of its own in the last checkpoint does not fit; the file is whole."""
+    there = Checkpoints(folder)
+    content = there.read(6, CPU)
+    (part,) = content["others"]
+    own = unpacked(part.numpy().data, CPU)
+    own["training"]["step"]["filter"] = {"momentum": torch.zeros(3)}
+    content["others"] = [torch.frombuffer(packed(own), dtype=torch.uint8)]
+    there.write(6, content)
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "checkpoint-00000006.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (of_other_code, "does not fit this code, step: .* (process 1 of 2); set aside as"),
+        pytest.param(damaged, "is damaged: its checksum differs; set aside as", marks=pytest.mark.slow),
+    ],
+)
+def test_where_one_process_cant_go_on_all_go_on_from_the_checkpoint_before(spoil, why, of_full, tmp_path):
+    folder = halted(full(), tmp_path, 7)
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+    spoil(folder)
+    came = trained_together(full(), tmp_path)
+    assert why.partition(" .* ")[0] in came.said
+    assert why.rpartition(" .* ")[2] in came.said
+    assert came.said.count("set aside") == 1
+    assert resumed_at(folder) == [4]
+    assert checkpoints(folder) == ["checkpoint-00000006.unusable"]
+    assert outcome(folder) == of_full
+
+
+@pytest.mark.parametrize("team_first", [True, False])
+def test_as_many_processes_go_on_as_the_checkpoint_is_of(team_first, tmp_path):
+    """What was seen, up to step 6, is drawn again by as many alone."""
+    folder = halted(tiny(), tmp_path, 7) if team_first else stopped(tiny(), tmp_path, 7)
+    before = outcome(folder)
+
+    def refusal() -> str:
+        if team_first:
+            carried_out(tiny(), tmp_path)
+            return folder.with_name("0.refused").read_text()
+        return trained_together(tiny(), tmp_path).refusal or ""
+
+    of_which = "2 processes, from which one process" if team_first else "one process, from which 2 processes"
+    sentence = f"metrics of step 6 are published, and the checkpoint of step 6 is of {of_which} can't go on: start as"
+    assert refusal().startswith(sentence)
+    assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
+    for path in folder.glob("*.pt"):
+        path.unlink()
+    assert "the steps after step 0 would be other releases with the same noise" in refusal()
+    assert outcome(folder) == before
+
+
+def test_a_run_of_which_nothing_was_seen_begins_anew_in_another_number_of_processes(tmp_path):
+    folder = stopped(tiny(), tmp_path, 2)
+    came = trained_together(tiny(), tmp_path)
+    assert "the checkpoint of step 2 is of one process, from which 2 processes can't go on; set aside as" in came.said
+    assert (status(folder), resumed_at(folder)) == ("finished", [])
+    assert checkpoints(folder) == ["checkpoint-00000002.unusable"]
+
+
+def test_what_was_seen_is_computed_again_as_each_process_did(tmp_path):
+    """There is no checkpoint, and metrics were seen up to step 6."""
+    folder = halted(tiny(), tmp_path, 7, NONE)
+    note = noted(folder)
+    (other,) = note["others"]
+    assert other == {name: note[name] for name in ("device", "micro_batch", "at_once", "strategies")}
+    noted(folder, others=[{**other, "at_once": 5}])
+    came = trained_together(tiny(), tmp_path)
+    assert came.refusal is not None
+    assert came.refusal.startswith("in process 1 of 2: micro_batch=null: metrics of step 6 are published, computed 5 ")
+    noted(folder, others=[{**other, "micro_batch": 7, "at_once": 7}])
+    trained_together(tiny(), tmp_path)
+    assert status(folder) == "finished"
+    ranks = read(folder, "provenance.json")["ranks"]
+    assert [rank["micro_batch"] for rank in ranks] == [note["micro_batch"], 7]
+
+
+def little_memory(at: int) -> Prepare:
+    """Memory runs out in process 1, in the step after so many."""
+    return lambda patch, rank: run_out_of_memory(patch, at) if rank == 1 else None
+
+
+def both(*prepares: Prepare) -> Prepare:
+    return lambda patch, rank: [prepare(patch, rank) for prepare in prepares]
+
+
+def test_the_step_in_which_memory_ran_out_in_one_process_has_a_checkpoint_to_go_on_from(tmp_path):
+    config = replace(tiny(), model=DropoutMLP())
+    came = trained_together(config, tmp_path / "whole", little_memory(4))
+    want = outcome(came.folder)
+    origin = read(came.folder, "provenance.json")
+    first, second = (rank["at_once"] for rank in origin["ranks"])
+    assert second < 100 < first == origin["micro_batch"]
+    came = trained_together(config, tmp_path, both(little_memory(4), stop(7, rank=0)), checkpoint=NONE)
+    assert checkpoints(came.folder) == ["checkpoint-00000005.pt"]
+    assert [noted(came.folder)["at_once"], noted(came.folder)["others"][0]["at_once"]] == [first, second]
+    (kept,) = came.folder.glob("*.pt")
+    content = kept.read_bytes()
+    kept.unlink()
+    refusal = trained_together(config, tmp_path).refusal
+    assert refusal is not None
+    assert f"process 1 of 2: micro_batch=null: metrics of step 6 are published, computed {second} samples" in refusal
+    kept.write_bytes(content)
+    trained_together(config, tmp_path)
+    assert resumed_at(came.folder) == [5]
+    assert outcome(came.folder) == want
+
+
+def test_a_process_that_has_no_part_for_a_checkpoint_stops_no_run(tmp_path):
+    def unkept(patch: pytest.MonkeyPatch, rank: int) -> None:
+        if rank == 1:
+            patch.setattr(Training, "own_state", lambda self: {"step": {1, 2}})
+
+    came = trained_together(tiny(), tmp_path, unkept, checkpoint=CheckpointTimes(every_steps=9))
+    said = "no checkpoint of step 9, the run goes on: process 1 of 2: training.step is a set; only tensors and plain"
+    assert said in came.said
+    assert (status(came.folder), came.codes) == ("finished", [0, 0])
+
+
+# Kills.
+
+KILLED = {
+    "DP-SGD": ("algo=dpsgd",),
+    "DiSK in parts": ("algo=disk", "shard_states=true"),
+    "DC-SGD-E": ("algo=dcsgd_e",),
+    "filtered Adam in parts": ("algo=lp_dpadam", "shard_states=true"),
+    "DP-FTRL": ("algo=dp_ftrl",),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "DiSK in parts" else pytest.param(name, marks=pytest.mark.slow) for name in KILLED]
+)
+def test_a_run_survives_kills_of_its_processes(name, tmp_path):
+    config, draws = tiny(*KILLED[name]), random.Random(name)
+    want = undisturbed(config, tmp_path)
+    for rank in (1, 0):
+        points = draws.randint(15, 25) if rank == 0 else draws.randint(9, 15)
+        came = trained_together(config, tmp_path, kill(points, rank), checkpoint=EVERY)
+        assert came.codes[rank] == -signal.SIGKILL
+        reason = "RankError: another process of the run has ended or does not answer"
+        assert rank == 0 or read(came.folder, "status.json")["reason"] == reason
+    came = trained_together(config, tmp_path)
+    assert len(resumed_at(came.folder)) >= 1
+    assert outcome(came.folder) == want
