@@ -1,14 +1,19 @@
 """A run in two processes that was stopped and goes on is the run that was never stopped, bit for bit."""
 
+import json
+import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cli import raise_after, read, status
+from cli import SMALL, raise_after, read, status
 from resuming import (
     STEPS,
     DropoutMLP,
@@ -24,21 +29,27 @@ from resuming import (
     tiny,
 )
 from team_resuming import Prepare, trained_together
+from test_distributed import environment
 
 from dpbench.config import RunConfig
 from dpbench.config.schema import CheckpointTimes
+from dpbench.tracking.damage import note_what_is_shown
+from dpbench.tracking.published import Published
 from dpbench.training.checkpoint import Checkpoints, packed, unpacked
+from dpbench.training.interruption import Interruption, Occasion
 from dpbench.training.resume import Training
+from dpbench.training.team import Team
 
 CPU = torch.device("cpu")
 EVERY = CheckpointTimes(every_steps=2)
 NONE = CheckpointTimes(every_seconds=None)
 
 
-def full(*overrides: str) -> RunConfig:
-    """Each process has augmentation, dropout and moments of its own; thresholds, averages and orders all share."""
-    much = ("augmentation=crop_flip", "augmentation.copies=1", "averaging=exponential", "shard_states=true")
-    return replace(tiny("algo=dcsgd_e", *much, *overrides), model=DropoutMLP())
+def full() -> RunConfig:
+    """Each process has augmentation, dropout and moments of its own; thresholds and averages they share."""
+    drawn = ("augmentation=crop_flip", "augmentation.copies=1")
+    in_parts = ("filter=lp3", "optim=sgd", "optim.momentum=0.9", "shard_states=true")
+    return replace(tiny("algo=dcsgd_e", "averaging=exponential", *drawn, *in_parts), model=DropoutMLP())
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +256,66 @@ def test_a_process_that_has_no_part_for_a_checkpoint_stops_no_run(tmp_path):
     assert (status(came.folder), came.codes) == ("finished", [0, 0])
 
 
+def test_a_record_of_several_processes_that_is_moved_away_leaves_how_each_computed_it(record):
+    origin = read(record, "provenance.json")
+    ranks = [{"device": f"cpu, {at_once} threads", "micro_batch": 8, "at_once": at_once} for at_once in (8, 4, 2)]
+    changed = {**origin, "processes": 3, "micro_batch": 8, "at_once": 8, "ranks": ranks}
+    (record / "provenance.json").write_text(json.dumps(changed))
+    note_what_is_shown(record)
+    seen = Published.read(record)
+    assert (seen.processes, seen.at_once, seen.of(0)) == (3, 8, seen)
+    others = [seen.of(rank) for rank in (1, 2)]
+    assert [other.at_once for other in others] == [4, 2]
+    assert {(other.device, other.micro_batch, other.since) for other in others} == {("cpu", 8, 0)}
+
+
+# Signals, as all processes hear of them.
+
+
+def test_all_do_what_any_wants():
+    nothing, write, stop = Occasion(), Occasion(write=True), Occasion(stop="by SIGTERM")
+    for wishes, want in (
+        ([nothing, nothing], nothing),
+        ([nothing, write], write),
+        ([nothing, stop, Occasion(True, "by the user")], Occasion(True, "by SIGTERM")),
+        ([write, Occasion(stop="by its cluster")], Occasion(True, "by its cluster")),
+    ):
+        assert Occasion.of_all([wish.as_number() for wish in wishes]) == want
+
+
+class Two(Team):
+    size = 2
+
+
+def test_one_of_several_processes_ends_after_its_step_however_often_it_is_told_to(capfd):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interruption = Interruption(Two())
+        with interruption:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.reason == "by the user"
+        with pytest.raises(KeyboardInterrupt):
+            interruption.raise_noted()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == "\ninterrupted: ends after this step, with a checkpoint\n"
+
+
+def test_sigterm_means_nothing_to_who_has_yet_to_say_that_another_process_died():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        interruption = Interruption(Two())
+        with interruption:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert interruption.reason == "by SIGTERM"
+            interruption.outlive_the_others()
+        interruption.raise_noted()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 # Kills.
 
 KILLED = {
@@ -271,3 +342,109 @@ def test_a_run_survives_kills_of_its_processes(name, tmp_path):
     came = trained_together(config, tmp_path)
     assert len(resumed_at(came.folder)) >= 1
     assert outcome(came.folder) == want
+
+
+@pytest.mark.slow
+def test_three_processes_go_on_too(tmp_path):
+    config = full()
+    came = trained_together(config, tmp_path / "whole", size=3)
+    want = outcome(came.folder)
+    came = trained_together(config, tmp_path, signals(4, 2), size=3, checkpoint=NONE)
+    assert checkpoints(came.folder) == ["checkpoint-00000005.pt"]
+    came = trained_together(config, tmp_path, size=3)
+    assert (resumed_at(came.folder), came.codes) == ([5], [0, 0, 0])
+    assert outcome(came.folder) == want
+
+
+@pytest.mark.slow
+def test_with_secure_noise_several_processes_go_on_behind_what_was_published(tmp_path):
+    secure = tiny("algo=dcsgd_e", "privacy.secure_noise=true", "shard_states=true")
+    folder = halted(secure, tmp_path, 8, NONE)
+    assert checkpoints(folder) == ["checkpoint-00000003.pt", "checkpoint-00000006.pt"]
+    trained_together(secure, tmp_path)
+    assert (status(folder), resumed_at(folder)) == ("finished", [6])
+    assert read(folder, "ledger.json")["releases"][0]["count"] == STEPS
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_in_several_processes_notes_how_it_was_computed_and_keeps_no_checkpoint(tmp_path):
+    config = tiny("algo=dpsgd", "optim.lr=1e38")
+    came = trained_together(config, tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert (status(came.folder), came.codes) == ("diverged", [0, 0])
+    assert checkpoints(came.folder) == []
+    assert len(noted(came.folder)["others"]) == 1
+
+
+# Under torchrun: twenty steps of 0.2 seconds at least.
+SLOWLY = """
+import os, signal, sys, time
+from dpbench.run import main
+from dpbench.step import PrivateStep
+take = PrivateStep.take
+def slowly(self, batch):
+    if "--die" in sys.argv and self.steps == 8 and os.environ["RANK"] == "1":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    return take(self, batch)
+PrivateStep.take = slowly
+sys.exit(main([word for word in sys.argv[1:] if word != "--die"]))
+"""
+LONGER = (*SMALL, "algo=disk", "shard_states=true", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
+LONGER = (*LONGER, "checkpoint.every_steps=3")
+
+
+def begun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+    """A command of two processes."""
+    (folder / "slowly.py").write_text(SLOWLY)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [
+        *launcher,
+        f"--max-restarts={restarts}",
+        str(folder / "slowly.py"),
+        f"results_dir={folder}",
+        *LONGER,
+        *arguments,
+    ]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finished(folder: Path, *arguments: str, restarts: int = 0) -> tuple[str, Path]:
+    folder.mkdir(exist_ok=True)
+    process = begun(folder, *arguments, restarts=restarts)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    (record,) = folder.glob("runs/*/0")
+    return out, record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_of_torchrun_that_is_told_to_end_goes_on(how, tmp_path):
+    process = begun(tmp_path)
+    end = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/*/checkpoint-*.pt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=60)
+    assert "interrupted; finished work is kept, and the same command goes on from there\n" in err
+    assert err.count("interrupted: ends after this step, with a checkpoint\n") == (how == signal.SIGINT)
+    (record,) = tmp_path.glob("runs/*/0")
+    reason = "by SIGTERM" if how == signal.SIGTERM else "by the user"
+    assert read(record, "status.json") == {"status": "interrupted", "reason": reason}
+    assert checkpoints(record)[-1] == f"checkpoint-{read(record, 'summary.json')['steps']:08d}.pt"
+    out, record = finished(tmp_path)
+    assert "goes on after step" in out
+    assert outcome(record) == outcome(finished(tmp_path / "whole")[1])
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_processes_that_go_on(tmp_path):
+    out, record = finished(tmp_path, "--die", restarts=1)
+    assert "goes on after step 6 of 20" in out
+    assert resumed_at(record) == [6]
+    assert outcome(record) == outcome(finished(tmp_path / "whole")[1])

@@ -75,13 +75,15 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
         if not execution.may_begin() or (number > 0 and not execution.prepare(splits)):
             continue
         config = execution.config
-        if _all_stand_ready(execution):
-            stream = global_stream(config.seed, "model", config_hash(config))
-            with Display(console, config.steps) as display, stream:
-                _carry_out(execution, display, Occasions(config.checkpoint, interruption))
+        try:
+            if _all_stand_ready(execution):
+                stream = global_stream(config.seed, "model", config_hash(config))
+                with Display(console, config.steps) as display, stream:
+                    _carry_out(execution, display, Occasions(config.checkpoint, interruption))
+        finally:
+            if isinstance(execution.team, TorchTeam) and execution.team.lost:
+                interruption.outlive_the_others()
         execution.give_up()
-        if isinstance(execution.team, TorchTeam) and execution.team.lost:
-            interruption.outlive_the_others()
         interruption.raise_noted()
 
 

@@ -196,6 +196,8 @@ class Execution:
         """
         training, _, _, origin, found = self.prepared
         standings = call_together(team, self.job, training, found, self.keeper.repeats.seen)
+        if found is not None:  # what the others have now takes as much memory as all of their states
+            found.others.clear()
         refusals = [standing.refused for standing in standings if standing.refused is not None]
         if refusals:
             raise UserError(refusals[0])

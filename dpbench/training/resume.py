@@ -12,8 +12,8 @@ one sum with the same noise at two multipliers would give away the sum.
 
 Which of several exact ways sums the gradients of a layer is timed (gradients/choice.py); elsewhere or later it may be
 another one, which rounds otherwise. A checkpoint has those that were chosen so far, and the note of what was published
-those that were in force then: steps up to there are taken again by them. They are those of a process that trains one
-seed; other processes of a run, and a pass that several seeds share, choose anew.
+those that were in force then: steps up to there are taken again by them. They are those of each process that trains
+one seed; a pass that several seeds share chooses anew.
 
 What a model draws for a sample hangs on which others are computed with it. Where memory runs out these are fewer from
 then on, and it need not run out there again: a checkpoint follows before anything is published, and a run goes on from
