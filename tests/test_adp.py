@@ -208,7 +208,7 @@ def test_the_plan_has_the_scales_of_the_noise_and_its_ledger_accepts_the_run():
     config = composed("algo=adp", "epochs=3")
     planned = [r.noise_multiplier for r, n in config.release_plan().runs for _ in range(n)]
     want = [1 / math.sqrt(config.schedule.factor(t, config.steps)) for t in range(config.steps)]
-    assert planned == pytest.approx(want, rel=0.016)
+    assert planned == pytest.approx(want, rel=1e-12)
     assert planned == sorted(planned)
 
 

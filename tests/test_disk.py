@@ -236,6 +236,35 @@ def test_mixing_coefficient_one_is_accelerated_descent(kappa):
         torch.testing.assert_close(iterates[t + 1], x, **EXACT)
 
 
+def accelerated(kappa, lr, look_ahead, weight, steps=10):
+    """n_t = (1 - κ) n_{t-1} + weight ∇F(x_t - look_ahead n_{t-1}), x_{t+1} = x_t - n_t; begun as DiSK begins."""
+    x = START.flatten()
+    n = lr * gradient(logistic, x, BATCH)
+    iterates = [x]
+    for t in range(steps):
+        ahead = x - look_ahead * n if t else x
+        n = (1 - kappa) * n + weight * gradient(logistic, ahead, BATCH)
+        x = x - n
+        iterates.append(x)
+    return torch.stack(iterates)
+
+
+@pytest.mark.parametrize("kappa", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize("lr", [0.2, 0.5, 1.0])
+def test_at_mixing_coefficient_one_it_is_not_the_method_of_nesterov(kappa, lr):
+    """disk.md A5: Nesterov looks ahead by μ = 1 - κ, the displayed form, of step size s = κ, by μ/s."""
+    step = disk(linear(START), logistic, kappa, (1 - kappa) / kappa, optim=SGD(lr=lr))
+    iterates, _ = train(step, [BATCH] * 10)
+    moved = (iterates - START.flatten()).norm()
+    mu = 1 - kappa
+    torch.testing.assert_close(iterates, accelerated(kappa, lr, mu / kappa, lr * kappa), **EXACT)
+    for weight in (lr * kappa, lr, kappa):
+        assert (iterates - accelerated(kappa, lr, mu, weight)).norm() > 1e-4 * moved
+    displayed = (iterates - accelerated(kappa, lr, mu / kappa, kappa)).norm()
+    assert (displayed < 1e-9 * moved) == (lr == 1)
+    assert displayed < 1e-9 * moved or displayed > 1e-4 * moved
+
+
 # U5
 @pytest.mark.parametrize("kappa", [0.3, 0.7])
 def test_gamma_does_not_matter_for_linear_gradients_even_with_noise(kappa):
@@ -341,15 +370,31 @@ def test_mixing_coefficients_have_the_printed_values(key):
     assert torch.equal(probe, torch.full((2,), 1 + key[1]))
 
 
+def longest_mixture(kappa, gamma):
+    """Of two gradients of norm 1 at most."""
+    found = 0.0
+    for at_probe in ((0, 1), (0, -1)):
+        step, ((inputs, targets),) = two_gradients((0, 1), at_probe, kappa, gamma)
+        tape = step.gradients.record(step.query.points(step.gradients.flat.vector), inputs, targets)
+        found = max(found, tape.norms().item())
+    return found
+
+
 def test_a_mixture_is_as_long_as_the_printed_bound_says_where_gradients_oppose():
     """disk.md 3.3: clipping is inactive at C >= (|c| + |1 - c|) G, and no smaller C will do."""
     for key, (*_, bound) in MIXING.items():
-        longest = 0.0
-        for at_probe in ((0, 4), (0, -4)):  # G = 4
-            step, ((inputs, targets),) = two_gradients((0, 4), at_probe, *key)
-            tape = step.gradients.record(step.query.points(step.gradients.flat.vector), inputs, targets)
-            longest = max(longest, tape.norms().item())
-        assert longest / 4 == pytest.approx(bound, abs=6e-4)
+        assert longest_mixture(*key) == pytest.approx(bound, abs=6e-4)
+
+
+def test_neither_printed_clip_threshold_leaves_every_mixture_as_it_is():
+    """disk.md A24: C >= (1 + 2(1-κ)/κ) G in the theorem, which is exact at γ = -1; with κγ for κ in the appendix."""
+    for kappa, gamma in [*MIXING, (0.7, -0.3), (0.3, -1), (0.5, -2)]:
+        longest = longest_mixture(kappa, gamma)
+        theorem, appendix = 1 + 2 * (1 - kappa) / kappa, 1 + 2 * (1 - kappa) / (kappa * gamma)
+        # Too small at γ below 1 where c > 1, and between -1 and 0; and at every γ < 0.
+        assert (longest > theorem + 1e-9) == ((kappa, gamma) in [(0.5, 0.2), (0.7, -0.3)])
+        assert (longest > appendix + 1e-9) == (gamma < 0)
+        assert (longest == pytest.approx(theorem)) == (gamma == -1 or (kappa, gamma) == (0.5, 0.5))
 
 
 # U9. The loss |θ|²/2 has the gradient θ, so a step from θ_{t-1} to θ_t chooses both gradients freely.

@@ -285,6 +285,18 @@ def test_start_up_correction_is_the_sum_of_the_impulse_response_and_tends_to_one
 
 
 @in_the_catalogue
+@pytest.mark.filterwarnings("ignore:filter.b")
+def test_the_weights_sum_to_the_gain_and_not_to_what_the_proof_prints(name):
+    """doppler.md E2: Σ κ = Σ b/(1 + Σ a), here also of b_0 alone; printed Σ b/(1 - Σ a), which is no bound."""
+    b, a = fractions(name)
+    for kept in (b, b[:1]):
+        stage = RecursiveLowPass(b=[float(tap) for tap in kept], a=[float(tap) for tap in a])
+        found = impulse_response_of(stage, 400).sum()
+        assert found == pytest.approx(float(sum(kept) / (1 + sum(a))), rel=1e-9)
+        assert (found <= sum(kept) / (1 - sum(a))) == (len(a) == 0)
+
+
+@in_the_catalogue
 def test_impulse_response_is_that_of_the_partial_fractions(name):
     b, a = taps(name)
     poles = np.roots([1, *a])

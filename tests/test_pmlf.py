@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assembled, composed, equal_releases
+from scipy.signal import lfilter
 from test_filters import catalogued, impulse_response_of, run, weights
 from torch import nn
 
@@ -431,6 +432,22 @@ def test_a_constant_is_returned_from_the_first_step_on(filter):
 def test_start_up_corrections_have_the_printed_values(filter, corrections):
     stage = catalogued(filter)
     assert stage.b[0] / weights(stage, len(corrections)).diagonal() == pytest.approx(corrections, abs=6e-6)
+
+
+@pytest.mark.parametrize(
+    ("filter", "factor"), [("lp6", 1.5), ("f4", 0.5), ("lp5", 0.5), ("lp7", 0.5), ("lp1", 1), ("momentum", 1)]
+)
+def test_a_history_of_ones_makes_the_start_wrong_by_the_printed_factor(filter, factor):
+    """dp_pmlf.md 6.A-4: as in the released code, whose filter is compared here with the stage; it forgets the start."""
+    stage = catalogued(filter)
+    corrections = stage.b[0] / weights(stage, 200).diagonal()
+    before = np.zeros(200)
+    before[: len(stage.b) - 1] = stage.b[1:]  # of a 1 one step before the first
+    wrong = corrections + lfilter([1], [1, *stage.a], before)
+    found = corrections / wrong
+    assert found[0] == pytest.approx(factor)
+    assert (np.diff(np.abs(found - 1)) <= 1e-12).all()
+    assert found[-1] == pytest.approx(1, abs=1e-6)
 
 
 # dp_pmlf.md 3.1-l: the newest first.

@@ -47,6 +47,19 @@ def test_spectrum_of_a_sine_is_two_lines():
     assert np.abs(found.power[~at]).max() < 1e-9
 
 
+def test_an_ideal_filter_leaves_sin_t_of_sin_t_and_sin_10_t():
+    """doppler.md 3.2, E9: of pass band |ν| <= 1/(2π). 710 steps are 113 periods to 6e-5; lines of sin t: 1/4 each."""
+    t = np.arange(710)
+    slow, both = np.sin(t), np.sin(t) + np.sin(10 * t)
+    assert autocorrelation(slow[:, None], 20) == pytest.approx(np.cos(np.arange(21)) / 2, abs=2e-3)
+    frequencies, power = spectrum(slow[:, None])
+    assert power[np.abs(frequencies) == 113 / 710] / 710 == pytest.approx([1 / 4] * 2, rel=1e-4)
+    found = spectrum(both[:, None])
+    assert np.sort(found.power)[-5:] / 710 == pytest.approx([0, *[1 / 4] * 4], abs=1e-4)
+    passed = np.fft.ifftshift(np.abs(found.frequencies) <= 1 / (2 * np.pi))
+    np.testing.assert_allclose(np.fft.ifft(np.fft.fft(both) * passed), slow, atol=1e-3)
+
+
 def test_spectrum_is_the_transform_of_the_circular_autocorrelation_and_keeps_the_power():
     signal = white(64, 5)
     found = spectrum(signal)

@@ -259,6 +259,27 @@ def test_expected_error_is_within_a_grid_step_of_the_minimiser(weight):
     assert error(found) < 1.2 * error(exact)
 
 
+@pytest.mark.parametrize("bins", [{5: 256}, {1: 128, 9: 128}, {2: 10, 3: 200, 17: 1}, {19: 256}])
+def test_expected_error_clips_nothing_without_noise_and_everything_where_there_is_but_noise(bins):
+    """2.5: C >= the largest occupied midpoint at K = 0, and M/(1 + K) -> 0, M the mean norm, once that is below all.
+
+    The grid is that of twentieths: next to its inner end the step is half of the threshold. Rule P has no K.
+    """
+    norms, midpoint = norms_in(bins, 20.0), max(bins) + 0.5
+    found, _ = after(ExpectedErrorThreshold(), norms, 0.0)
+    assert midpoint <= found < 2 * midpoint
+    mean = float(norms.mean())
+    last = math.inf
+    for weight in (40.0, 1e3, 1e5):
+        found, _ = after(ExpectedErrorThreshold(), norms, weight)
+        assert found == pytest.approx(mean / (1 + weight), rel=0.5)
+        assert found < last
+        last = found
+    assert after(ExpectedErrorThreshold(), norms, 1e12)[0] == 20 * module.THRESHOLDS[0]  # the guard
+    of_percentile = {after(PercentileThreshold(range=20.0), norms, weight) for weight in (0.0, 1.0, 1e12)}
+    assert len(of_percentile) == 1
+
+
 @pytest.mark.parametrize(
     ("bins", "reach"),
     [({19: 50, 3: 50}, 40.0), ({19: 49, 3: 51}, 20.0), ({12: 5, 3: 95}, 10.0), ({12: 6, 3: 94}, 20.0)],
@@ -330,8 +351,15 @@ FIGURE_3_WEIGHT = 100_000 / 256**2
 
 
 def figure_3_truth(threshold):
-    """For norms of mean 100 and deviation 20, practically all above the threshold."""
-    return FIGURE_3_WEIGHT * threshold**2 + (100 - threshold) ** 2 + 20**2
+    """K C² + E max(n - C, 0)² for norms n of mean 100 and deviation 20."""
+    above = (100 - threshold) / 20
+    clipped = (20**2 + (100 - threshold) ** 2) * stats.norm.cdf(above) + 20 * (100 - threshold) * stats.norm.pdf(above)
+    return FIGURE_3_WEIGHT * threshold**2 + clipped
+
+
+# dc_sgd.md 3.2-3 at σ_H = 10: mean excess of the true error, 1 to 3 %, and the worst of 400, 75 %, which are of one
+# simulation. Of 30 others here: 0.9 to 1.5 % and 18 to 92 % with 50 bins, 2.6 to 5.1 % and 65 to 240 % with 100.
+FIGURE_3_EXCESS = {50: ((0.008, 0.017), (0.15, 1.1)), 100: ((0.022, 0.06), (0.6, 2.8))}
 
 
 @pytest.mark.parametrize(("bins", "deviation"), FIGURE_3)
@@ -348,11 +376,13 @@ def test_the_simulation_of_figure_3_has_the_printed_spread(bins, deviation):
     assert np.mean(best) == pytest.approx(mean, abs=5 * spread * math.sqrt(2 / 400) + 0.06)
     outliers = bins >= 50 and deviation == 10
     assert np.std(best) == pytest.approx(spread, abs=(0.4 if outliers else 0.2) * spread + 0.06)
-    excess = np.mean(figure_3_truth(np.array(best))) / figure_3_truth(39.59) - 1
+    excess = figure_3_truth(np.array(best)) / figure_3_truth(39.59) - 1
     if bins <= 20:
-        assert 2e-4 < excess < 6e-3
+        assert 2e-4 < excess.mean() < 6e-3
+        assert excess.max() < 0.06
     if outliers:
-        assert excess > 8e-3
+        for value, (low, high) in zip((excess.mean(), excess.max()), FIGURE_3_EXCESS[bins], strict=True):
+            assert low < value < high
 
 
 def test_the_optimum_of_figure_3():
