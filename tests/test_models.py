@@ -4,6 +4,7 @@ import re
 import pytest
 import timm
 import torch
+from helpers import composed
 from torch import nn
 from torchvision.transforms.v2.functional import resize
 
@@ -104,6 +105,24 @@ def test_vision_transformers_are_timms(model, parameters):
     timms.load_state_dict(net.state_dict())
     x = torch.rand(1, 3, 224, 224)
     torch.testing.assert_close(net(x), timms(x))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parameters"),
+    [
+        (("dataset=cifar10", "model=vit_small"), 21_669_514),
+        (("dataset=cifar100", "model=vit_small"), 21_704_164),
+        (("dataset=mnist", "model=cnn5", "model.logits=100"), 619_300),
+        (("dataset=cifar10", "model=cnn5", "model.logits=100"), 619_876),
+    ],
+    ids=str,
+)
+def test_models_of_dp_pmlf_have_its_parameter_counts(overrides, parameters):
+    """dp_pmlf.md 4.2."""
+    config = composed(*overrides)
+    with torch.device("meta"):
+        model = config.model.build(config.dataset)
+    assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 def test_resnet50_of_bit_is_timms():
