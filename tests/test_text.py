@@ -382,8 +382,9 @@ def lambda_model(function):
 # Models
 
 COUNTS = [
-    # DP-PMLF 4.2 and DC-SGD T21, with two classes; GPT-2 as published.
+    # DP-PMLF 4.2 and DC-SGD T21, with two classes and with MNLI's three; GPT-2 as published.
     (("dataset=sst2", "model=roberta_base"), 124_647_170, 124_647_170),
+    (("dataset=mnli", "model=roberta_base"), 124_647_939, 124_647_939),
     (("dataset=qnli", "model=bert_base"), None, 7_680_002),
     (("dataset=e2e",), 124_439_808, 124_439_808),
 ]
@@ -694,14 +695,17 @@ def test_prompts_that_leave_a_model_no_room_are_told_from_their_end(most_tokens)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eps", ["8", "inf"])
-def test_the_small_transformer_learns_sst2(eps, data_root, tmp_path):
-    """Above the majority class, 50.9 %, by three standard deviations of a guess on 872 sentences, 1.7 % each."""
+def test_the_small_transformer_learns_sst2_and_better_without_privacy(data_root, tmp_path):
+    """Each by three standard deviations: of a guess on 872 sentences, 1.7 %, above the majority class, 50.9 %; of the
+    difference of two such shares above the private run. Seen: 59.4 % at eps = 8, 77.8 % without privacy.
+    """
     settings = (
-        "dataset=sst2", f"eps={eps}", f"data.root={data_root('sst2')}", "dataset.max_length=64", "algo=dpadam",
-        "clip=threshold", "threshold.norm=4",
+        "dataset=sst2", "eps=8,inf", f"data.root={data_root('sst2')}", "dataset.max_length=64", "algo=dpadam",
+        "clip=threshold", "threshold.norm=4", "-m",
     )  # fmt: skip
     outcome = run(tmp_path / "results", *settings, settings=PLAIN)
     assert outcome.code == 0, outcome
-    (file,) = (tmp_path / "results/runs").glob("*/0/summary.json")
-    assert json.loads(file.read_text())["test_accuracy"]["final"] > 0.509 + 3 * 0.017
+    files = [json.loads(file.read_text()) for file in (tmp_path / "results/runs").glob("*/0/summary.json")]
+    private, other = (found["test_accuracy"]["final"] for found in sorted(files, key=lambda f: not f["private"]))
+    assert private > 0.509 + 3 * 0.017
+    assert other > private + 3 * math.sqrt(2) * 0.017
