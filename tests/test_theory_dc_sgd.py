@@ -15,9 +15,9 @@ from toy_problems import point_step
 from dpbench.clip import NormalisedClip, ThresholdClip
 from dpbench.privacy import Plan, Release, calibrate
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.training.recorder import GradientRecorder
 from dpbench.threshold import ExpectedErrorThreshold, FixedThreshold, PercentileThreshold
 from dpbench.threshold.histogram import expected_error
+from dpbench.training.recorder import GradientRecorder
 
 
 @pytest.mark.parametrize("threshold", [0.3, 1.0, 2.5, 100.0])
