@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -91,43 +90,11 @@ class AutoAugment(Augmentation):
 
     @override
     def views(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        from dpbench.data.autoaugment import autoaugment  # takes seconds to import
+
         mean, std = (torch.tensor(of, device=images.device).view(-1, 1, 1) for of in (self.mean, self.std))
         # The operations are defined on bytes.
         levels = (images * std + mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
-        changed = _changed(levels.repeat_interleave(self.copies, dim=0), generator)
+        changed = autoaugment(levels.repeat_interleave(self.copies, dim=0), generator)
         moved = Augmentation(crop=self.crop, flip=self.flip).views((changed / 255 - mean) / std, generator)
         return moved if self.copies == 1 else moved.unflatten(0, (len(images), self.copies))
-
-
-def _changed(levels: Tensor, generator: torch.Generator) -> Tensor:
-    """Images of bytes (B, C, H, W), each changed by itself and in place; those with one operation are so together."""
-    # Takes seconds to import, and only this needs it.
-    from torchvision.transforms import v2
-
-    policy = v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)
-    pairs, settings = policy._policies, policy._AUGMENTATION_SPACE
-    count, device = len(levels), levels.device
-
-    def of_pairs(values: Callable[[str, float, int | None], float]) -> Tensor:
-        return torch.tensor([[values(*operation) for operation in pair] for pair in pairs], device=device)
-
-    def draws() -> Tensor:
-        return torch.rand(count, 2, generator=generator, device=device)
-
-    operations = list(dict.fromkeys((name, magnitude) for pair in pairs for name, _, magnitude in pair))
-    pair = torch.randint(len(pairs), (count,), generator=generator, device=device)
-    carried_out = draws() <= of_pairs(lambda _, chance, __: chance)[pair]
-    negative = (draws() <= 0.5) & of_pairs(lambda name, _, __: settings[name][1])[pair].bool()
-    which = of_pairs(lambda name, _, magnitude: operations.index((name, magnitude)))[pair]
-    for of_images in torch.where(carried_out, 2 * which + negative, -1).cpu().unbind(1):
-        for code in of_images.unique().tolist():
-            if code < 0:
-                continue
-            name, magnitude = operations[code // 2]
-            amounts = settings[name][0](10, *levels.shape[-2:])
-            amount = 0.0 if amounts is None else float(amounts[magnitude]) * (-1) ** (code % 2)
-            where = (of_images == code).nonzero().squeeze(1).to(device)
-            levels[where] = policy._apply_image_or_video_transform(
-                levels[where], name, amount, policy.interpolation, policy._fill
-            )
-    return levels
