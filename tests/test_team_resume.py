@@ -182,6 +182,10 @@ def test_as_many_processes_go_on_as_the_checkpoint_is_of(team_first, tmp_path):
     of_which = "2 processes, from which one process" if team_first else "one process, from which 2 processes"
     sentence = f"metrics of step 6 are published, and the checkpoint of step 6 is of {of_which} can't go on: start as"
     assert refusal().startswith(sentence)
+    if team_first:
+        said = trained_together(replace(tiny(), shard_states=True), tmp_path).refusal
+        assert said is not None
+        assert said.startswith("shard_states=true: this run was begun with shard_states=false, with which it can go on")
     assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
     for path in folder.glob("*.pt"):
         path.unlink()

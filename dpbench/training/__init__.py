@@ -3,7 +3,7 @@
 | module | subject |
 |---|---|
 | `execution`, `assemble`, `loop` | one run from configuration to record; its parts; its steps |
-| `keeping`, `checkpoint`, `resume`, `interruption` | what is kept of a run, stopping and going on |
+| `keeping`, `checkpoint`, `resume`, `repeating`, `interruption` | what is kept of a run, stopping and going on |
 | `budget`, `calibrating` | the noise multiplier for an eps |
 | `evaluation`, `generation` | accuracy and loss of a split; texts |
 | `leases`, `micro_batch`, `estimate` | whose GPU it is, what fits on a device, how long a run takes |

@@ -30,8 +30,9 @@ from dpbench.training.team import Team
 # Multipliers are solved for, and differ between machines in their last digits; the ledger has the one of the run.
 SAME_MULTIPLIER = 1e-9
 CONTENT = {"run", "device", "conditions", "since", "noise_multiplier", "tracker", "training"}
-# Where several processes train the run: what each of the others has of its own.
-OTHERS = "others"
+# Where several processes train the run: what each of the others has of its own, and whether filter and optimizer
+# states are in parts.
+OTHERS, IN_PARTS = OF_SEVERAL = ("others", "in parts")
 
 
 class Found(NamedTuple):
@@ -127,7 +128,7 @@ class Keeper:
         state = {**content, "training": training.state_dict()}
         try:
             if isinstance(self._team, TorchTeam):
-                state[OTHERS] = self._team.collect()
+                state |= {OTHERS: self._team.collect(), IN_PARTS: self._config.shard_states}
             # Who was away for long may have lost the run to another process, which has checkpoints of its own.
             Checkpoints(self._record.working).write(step, state, self._record.require_lock)
         except (OSError, TypeError, MemoryError, torch.OutOfMemoryError, PartError) as error:
@@ -250,11 +251,19 @@ class Keeper:
     def _gone_on(
         self, training: Training, begin: Callable[[float | None], Training], content: State, step: int
     ) -> Training:
-        if other := (content.keys() ^ CONTENT) - {OTHERS}:
+        if other := (content.keys() ^ CONTENT) - {*OF_SEVERAL}:
             raise MisfitError(f"does not fit this code: other contents ({', '.join(sorted(other))})")
         if content["run"] != self._run:
             raise MisfitError(f"is of another run, {content['run']}")
         self._require_as_many_processes(1 + len(content.get(OTHERS, ())), step)
+        in_parts = content.get(IN_PARTS, self._config.shard_states)
+        if in_parts != self._config.shard_states:
+            raise UserError(
+                f"this run was begun with shard_states={str(in_parts).lower()}, with which it can go on; force=true "
+                "starts it anew",
+                field="shard_states",
+                value=self._config.shard_states,
+            )
         device = training.parts.step.gradients.flat.vector.device.type
         if content["device"] != device:
             raise UserError(
