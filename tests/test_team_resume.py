@@ -381,43 +381,34 @@ def test_a_run_that_diverges_in_several_processes_notes_how_it_was_computed_and_
 
 # Under torchrun: twenty steps of 0.2 seconds at least.
 SLOWLY = """
-import os, signal, sys, time
+import sys, time
 from dpbench.run import main
 from dpbench.step import PrivateStep
 take = PrivateStep.take
-def slowly(self, batch):
-    if "--die" in sys.argv and self.steps == 8 and os.environ["RANK"] == "1":
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.2)
-    return take(self, batch)
-PrivateStep.take = slowly
-sys.exit(main([word for word in sys.argv[1:] if word != "--die"]))
+PrivateStep.take = lambda self, batch: (time.sleep(0.2), take(self, batch))[1]
+sys.exit(main())
 """
 LONGER = (*SMALL, "algo=disk", "shard_states=true", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
 LONGER = (*LONGER, "checkpoint.every_steps=3")
 
 
-def begun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
+def begun(folder: Path) -> subprocess.Popen[str]:
     """A command of two processes."""
     (folder / "slowly.py").write_text(SLOWLY)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [
-        *launcher,
-        f"--max-restarts={restarts}",
-        str(folder / "slowly.py"),
-        f"results_dir={folder}",
-        *LONGER,
-        *arguments,
-    ]
     return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*launcher, str(folder / "slowly.py"), f"results_dir={folder}", *LONGER],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
-def finished(folder: Path, *arguments: str, restarts: int = 0) -> tuple[str, Path]:
+def finished(folder: Path) -> tuple[str, Path]:
     folder.mkdir(exist_ok=True)
-    process = begun(folder, *arguments, restarts=restarts)
+    process = begun(folder)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     (record,) = folder.glob("runs/*/0")
@@ -443,12 +434,4 @@ def test_a_command_of_torchrun_that_is_told_to_end_goes_on(how, tmp_path):
     assert checkpoints(record)[-1] == f"checkpoint-{read(record, 'summary.json')['steps']:08d}.pt"
     out, record = finished(tmp_path)
     assert "goes on after step" in out
-    assert outcome(record) == outcome(finished(tmp_path / "whole")[1])
-
-
-@pytest.mark.slow
-def test_torchrun_restarts_processes_that_go_on(tmp_path):
-    out, record = finished(tmp_path, "--die", restarts=1)
-    assert "goes on after step 6 of 20" in out
-    assert resumed_at(record) == [6]
     assert outcome(record) == outcome(finished(tmp_path / "whole")[1])
