@@ -44,6 +44,32 @@ HALF = {
 }
 
 
+class Weighing(nn.Module):
+    """Convolves, and weighs what that gives by fixed numbers, so that these are its gradients."""
+
+    def __init__(self, layer, weights):
+        super().__init__()
+        self.layer, self.weights = layer, weights
+
+    def forward(self, x):
+        return (self.layer(x).float() * self.weights).flatten(1).sum(1)
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize(("layer", "size"), [(nn.Conv2d(2, 3, 3), (2, 34, 34)), (nn.Conv1d(2, 3, 5), (2, 996))])
+def test_gradients_of_biases_under_autocast_are_summed_in_float32(layer, size, views):
+    """Over pixels and views: the sum has more digits than bfloat16."""
+    weights = torch.randn(1, *layer(torch.zeros(1, *size)).shape[1:]).bfloat16().float()
+    model, x = Weighing(layer, weights), torch.randn(4, views, *size)
+    flat = FlatParameters(model)
+    engine = PerSampleGradients(model, flat, lambda outputs, _: outputs, views=views, autocast=torch.bfloat16)
+    tape = engine.record([Point(1.0, flat.vector)], x if views > 1 else x.flatten(0, 1), torch.zeros(4))
+    of_view = (weights / views).bfloat16().double()  # a third has to be rounded
+    for only in torch.eye(4):
+        bias = dict(zip(flat.names, flat.views(tape.weighted_sum(only.unsqueeze(0))), strict=True))["layer.bias"]
+        torch.testing.assert_close(bias.double(), views * of_view.flatten(2).sum(2)[0], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
 @pytest.mark.parametrize("name", HALF)
 def test_norms_under_autocast_are_those_of_what_is_summed(name, kind):

@@ -96,7 +96,7 @@ def _watch_convolution(
         kept = None if given is None or given._version != version else _planes(recording.per_sample(given))
         return Term(_planes(recording.per_sample(a)), _planes(recording.per_sample(b)), extra, kept)
 
-    bias = [] if layer.bias is None else bias_parts(recording, layer.bias, lambda b: b.flatten(2).sum(2))
+    bias = [] if layer.bias is None else bias_parts(recording, layer.bias, lambda b: full(b).flatten(2).sum(2))
     return recording.watch(output, x, [Part(parameters, use, term), *bias])
 
 

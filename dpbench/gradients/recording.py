@@ -18,6 +18,7 @@ from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.summands import BySeed, Summand, Tied, summand_of
 from dpbench.gradients.uses import Direct, Lookup, Outer, Strategy, Term, Use, can_tie
+from dpbench.gradients.uses.base import full
 from dpbench.gradients.weights import Weights
 
 HOLD = Strategy("hold", "grouped")
@@ -123,7 +124,7 @@ class Recording:
         """The term of a parameter whose gradients per row are given, shape (n, ..., *parameter)."""
         gradients = gradients.reshape(self.samples, -1, *parameter.shape)
         # A copy, because terms are added up in place and autograd may need its own.
-        return direct(gradients[:, 0].clone() if gradients.shape[1] == 1 else gradients.sum(1))
+        return direct(gradients[:, 0].clone() if gradients.shape[1] == 1 else full(gradients).sum(1))
 
     def per_sample(self, t: Tensor) -> Tensor:
         """Shape (n, ...) as (B, n/B, ...): the rows of each sample.
