@@ -67,6 +67,16 @@ def prepare_device(device: torch.device) -> None:
         keep_freed_memory()
 
 
+def require_exact_products(device: torch.device) -> None:
+    """Raise `UserError` where a GPU may round float32 products to TensorFloat-32, as it may by torch's own settings."""
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn  # type: ignore[attr-defined]
+    if device.type == "cuda" and any(of.fp32_precision == "tf32" for of in settings):
+        raise UserError(
+            "this process lets a GPU round products to TensorFloat-32, so that norms, which bound what a sample adds, "
+            "would be off by up to 1e-3; call dpbench.devices.prepare_device(device) before anything is computed"
+        )
+
+
 def keep_freed_memory() -> bool:
     """Let the C library (glibc) keep freed memory for this process; whether it does.
 

@@ -8,6 +8,7 @@ import torch
 from cli import ROOT
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
 
+from dpbench.devices import prepare_device, require_exact_products
 from dpbench.errors import UserError
 from dpbench.privacy import BudgetError
 
@@ -31,7 +32,7 @@ SEEDED = changed("import torch\n", "import torch\nfrom dpbench.randomness import
 for name, old, new in (
     ("noise", "noise_source=SecureGaussian()", "noise_source=SeededGaussian"),
     ("side", "side_source=SecureGaussian()", "side_source=SeededGaussian"),
-    ("sampling", 'SecureUniform(torch.device("cpu"))', "SeededUniform"),
+    ("sampling", "SecureUniform(device)", "SeededUniform"),
 ):
     SEEDED = changed(old, f'{new}(generator(1, "{name}", torch.device("cpu"), "own"))', SEEDED)
 SEEDED = changed("import SecureGaussian", "import SeededGaussian", SEEDED)
@@ -119,6 +120,18 @@ def test_what_makes_no_step_is_refused_before_one_is_taken(old, new, says):
     program = changed(old, new, SEEDED)
     with pytest.raises((UserError, ValueError), match=re.escape(says)):
         carried_out(program.replace("for _ in range(steps):", "for _ in range(0):"))
+
+
+def test_a_gpu_that_would_round_products_is_refused():
+    gpu = torch.device("cuda")
+    for owner in (torch.backends.cudnn, torch.backends.cuda.matmul):
+        prepare_device(gpu)
+        require_exact_products(gpu)
+        owner.allow_tf32 = True
+        require_exact_products(torch.device("cpu"))
+        with pytest.raises(UserError, match=r"TensorFloat-32.*call dpbench.devices.prepare_device\(device\) before"):
+            require_exact_products(gpu)
+    prepare_device(gpu)
 
 
 def test_batches_without_samples_are_steps_of_noise():

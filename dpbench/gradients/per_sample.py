@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from dpbench.devices import may_be_out_of_memory, out_of_memory
+from dpbench.devices import may_be_out_of_memory, out_of_memory, require_exact_products
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
@@ -48,7 +48,12 @@ class PerSampleGradients(Passes):
         views: int = 1,
         autocast: torch.dtype | None = None,
     ) -> None:
-        """Find out which layers have parameters to train; all arguments are as for `Passes`."""
+        """Find out which layers have parameters to train; all arguments are as for `Passes`.
+
+        Raises:
+            UserError: a layer mixes samples, or a GPU is not to compute exactly.
+        """
+        require_exact_products(flat.vector.device)
         super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
         self._way: Way | None = None
         self._modes = modes_of(model)
