@@ -454,6 +454,109 @@ def test_broken_samples_hide_nothing(turned):
     assert isinstance(engine._way, Rows if turned else Books)
 
 
+# Ways that are part of a state
+
+
+class Standardising(nn.Module):
+    """Standardises samples, of which a blank one has no deviation, and drops some of what it makes of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 5), nn.Dropout(0.5), nn.Tanh(), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.layers((x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
+
+
+def anew(engine, state=None):
+    """Gradients of the same model in a new process, with a state or without."""
+    found = PerSampleGradients(engine.model, engine.flat, engine.loss)
+    if state is not None:
+        found.load_state_dict(state)
+    return found
+
+
+def test_with_the_state_a_broken_sample_that_comes_first_changes_no_draw():
+    """Gradients of the first samples that are not finite settle nothing, and one by one a model draws otherwise."""
+    engine = engine_of(Standardising().train())
+    points, y = [Point(1.0, engine.flat.vector)], torch.randint(3, (8,))
+    engine.record(points, torch.randn(8, 6).double(), y)
+    x = torch.randn(8, 6).double()
+    x[0] = 0
+
+    def total(engine):
+        torch.manual_seed(5)
+        return engine.clipped_sum(points, [(x, y)], lambda norms: (1 / norms).clamp(max=1)).total
+
+    without, resumed = anew(engine), anew(engine, engine.state_dict())
+    want = total(engine)
+    assert torch.equal(total(resumed), want)
+    assert not torch.allclose(total(without), want)
+
+
+class Beside(nn.Module):
+    """Uses its weight past its layer, beside what torch.func can map over samples or can't."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.layer, self.beside = nn.Linear(6, 3), beside
+
+    def forward(self, x):
+        return self.layer(x) + self.beside(F.linear(x, self.layer.weight).tanh())
+
+
+MODELS = {
+    "books": lambda: nn.Linear(6, 3),
+    "torch.func": lambda: Beside(nn.Identity()),
+    "autograd": lambda: Beside(lambda h: h * float(h.detach().sum() < torch.inf)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_is_taken_up_with_what_it_was_compared_with(name, monkeypatch):
+    engine = engine_of(MODELS[name]())
+    points = [Point(1.0, engine.flat.vector)]
+    for count in (5, 7, 6):
+        engine.record(points, torch.randn(count, 6).double(), torch.randint(3, (count,)))
+    state = engine.state_dict()
+    resumed = anew(engine, state)
+    assert resumed.state_dict() == state
+    assert state["way"] == {"books": {"leading": 1, "draws": False, "channels_last": False}}.get(
+        name, {"by_plain_autograd": name == "autograd"}
+    )
+    monkeypatch.setattr("dpbench.gradients.per_sample.settle", lambda *_: pytest.fail("found anew"))
+    assert_right(resumed, (torch.randn(7, 6).double(), torch.randint(3, (7,))))
+    assert isinstance(resumed._way, type(engine._way))
+    assert resumed._batches == (0 if name == "autograd" else 5)
+
+
+def test_a_way_that_is_wrong_by_now_is_found_in_the_first_batch():
+    model = Turning()
+    engine = engine_of(model)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    points = [Point(1.0, engine.flat.vector)]
+    engine.record(points, x, y)
+    resumed = anew(engine, engine.state_dict())
+    model.turned = True
+    engine.record(points, x, y)
+    with pytest.raises(UserError, match="right in its first batches"):
+        resumed.record(points, x, y)
+
+
+def test_passes_that_are_none_of_trainings_leave_no_trace():
+    model = CountingPasses()
+    engine = engine_of(model)
+    points, (x, y) = [Point(1.0, engine.flat.vector)], (torch.randn(5, 6).double(), torch.randint(3, (5,)))
+    for _ in range(2):
+        state, passes = engine.state_dict(), float(model.passes)
+        with engine.undisturbed():
+            engine.most = 3
+            engine.clipped_sum(points, [(x, y), (x, y)], torch.ones_like)
+            assert engine.state_dict() != state
+        assert (engine.state_dict(), float(model.passes)) == (state, passes)
+        engine.record(points, x, y)
+
+
 def test_samples_that_were_made_up_do_not_settle_the_way():
     model = Turning()
     model.turned = True
@@ -877,6 +980,57 @@ def test_one_pass_for_each_sample_counts_as_one():
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(5, 6).double(), torch.randint(3, (5,)))
     assert isinstance(engine._way, Rows)
     assert float(model.passes) == 3
+
+
+class CountingPasses(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
+class CountingSamples(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return super().forward(x)
+
+
+def test_a_model_that_counts_samples_is_refused():
+    """Each batch is drawn at random, so that their sizes are the samples' secret, too."""
+    engine = engine_of(CountingSamples().train())
+    with pytest.raises(UserError, match="counts its samples in the buffer 'seen'"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+    assert int(engine.model.seen) == 0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", [CountingPasses, Counting])
+def test_to_a_counter_of_passes_a_logical_batch_is_one(kind, apart, monkeypatch):
+    """However many micro-batches it takes, and where memory runs out."""
+    engine = engine_of(kind().train())
+    point, clipped = Point(1.0, engine.flat.vector), []
+    original = PerSampleGradients.record_by
+
+    def limited(self, way, points, x, y):
+        tape = original(self, way, points, x, y)
+        if len(y) > 20 and clipped:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tape
+
+    monkeypatch.setattr(PerSampleGradients, "record_by", limited)
+    for sizes in ((21,), (3, 21, 1), (2, 2)):
+        batch = [(torch.randn(size, 6).double(), torch.randint(3, (size,))) for size in sizes]
+        request = Request(engine, [point, point] if apart else [point], batch, torch.ones_like, apart=apart)
+        clipped.append(request.alone())
+    assert engine.most == 10
+    assert float(engine.model.passes) == len(clipped) * (2 if apart else 1)
 
 
 class Asserting(nn.Module):

@@ -24,6 +24,7 @@ from helpers import composed
 from resuming import (
     STEPS,
     DropoutMLP,
+    FallingBackMLP,
     carried_out,
     checkpoints,
     noted,
@@ -534,14 +535,15 @@ def test_published_steps_are_not_taken_again_on_another_kind_of_device(tmp_path,
     assert outcome(folder) == before
 
 
-def with_checkpoints(left, results):
+def with_checkpoints(left, results, **settings):
     """The folder of a run that stopped after step 7, with these checkpoints alone."""
-    folder = stopped(tiny(), results, 7)
+    config = replace(tiny(), **settings)
+    folder = stopped(config, results, 7)
     for path in folder.glob("checkpoint-*.pt"):
         if int(path.stem.rpartition("-")[2]) not in left:
             path.unlink()
     if left == (2,):  # as if only that one could be read
-        there = stopped(tiny(), results / "other", 3)
+        there = stopped(config, results / "other", 3)
         shutil.copy(there / "checkpoint-00000002.pt", folder)
     return folder
 
@@ -729,6 +731,23 @@ def test_published_steps_are_taken_again_with_the_strategies_that_were_in_force(
         carried_out(tiny(), tmp_path)
     assert status(folder) == "finished"
     assert (outcome(folder) == want) == (known or left != ())
+
+
+@pytest.mark.filterwarnings("ignore:falling back to materialised")
+@pytest.mark.parametrize("left", [(), (2,), (6,)])
+def test_a_run_that_fell_back_on_its_way_goes_on_by_the_way_that_it_took(left, tmp_path):
+    """In step 5, and metrics were published up to step 6: on the fast way dropout would draw other masks."""
+    folder = with_checkpoints(left, tmp_path, model=FallingBackMLP())
+    ways = {}
+    for path in folder.glob("checkpoint-*.pt"):
+        step = int(path.stem.rpartition("-")[2])
+        ways[step] = Checkpoints(folder).read(step, CPU)["training"]["step"]["gradients"]["way"]
+    fast = {"leading": 1, "draws": True, "channels_last": False}
+    assert ways == {step: fast if step < 5 else {"by_plain_autograd": True} for step in left}
+    config = replace(tiny(), model=FallingBackMLP())
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == list(left)
+    assert outcome(folder) == whole(config, tmp_path)
 
 
 @pytest.mark.parametrize("changed", [{"device": "NVIDIA A100-SXM4-40GB"}, {"noise": 1}, {"noise_multiplier": 1.01}])

@@ -1,16 +1,21 @@
 """Whole runs of several seeds in one process: their records, what ends one of them, and the command line."""
 
 import re
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import yaml
 from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, snapshot, status
+from resuming import carried_out, outcome, tiny
+from safetensors.torch import load
+from torch import nn
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.gradients import FusedGradients, Request
 from dpbench.launch import execute
 from dpbench.launch.starts import fuses
+from dpbench.models import Linear
 from dpbench.randomness import stream_seed
 from dpbench.step import PrivateStep
 from dpbench.training import fusing
@@ -215,6 +220,33 @@ def test_seeds_whose_passes_take_long_go_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(FusedGradients, "objection", lambda *_: pytest.fail("compared"))
     assert run(tmp_path, "-m", "seeds=2").code == 0
     assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1, 1]
+
+
+class Counting(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += self.training
+        return super().forward(x)
+
+
+@dataclass
+class CountingModel(Linear):
+    def build(self, data):
+        return Counting()
+
+
+def test_what_is_tried_out_before_a_run_leaves_no_trace_in_it(tmp_path):
+    """How many samples fit, and whether seeds had better share their passes."""
+    config = replace(tiny(), model=CountingModel(), micro_batch=None)
+    of_both = [
+        [outcome(folder) for folder in carried_out(config, tmp_path / how, (0, 1), fuse_seeds=fuse)[0]]
+        for how, fuse in (("tried", "auto"), ("apart", False))
+    ]
+    assert of_both[0] == of_both[1]
+    assert [float(load(each["model.safetensors"])["passes"]) for each in of_both[0]] == [10, 10]
 
 
 def test_a_model_that_can_not_share_passes_runs_seed_by_seed_and_says_why(tmp_path, monkeypatch):

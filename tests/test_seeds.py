@@ -386,6 +386,16 @@ def _resolved(path):
     return getattr(importlib.import_module(module), name)
 
 
+class Counting(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
 class Scaled(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 10))
@@ -417,6 +427,7 @@ class LayerDrop(nn.Sequential):
         (Recurrent(), "LSTM takes one seed at a time"),
         (nn.Sequential(nn.Flatten(), nn.Dropout(1e-6), nn.Linear(64, 10)), "draws random numbers"),
         (LayerDrop(nn.Linear(64, 10)), "draws random numbers"),
+        (Counting(), "a pass changes the model's buffer 'passes', which each seed has its own of"),
     ],
 )
 def test_models_that_can_not_share_a_pass_say_why(model, reason):

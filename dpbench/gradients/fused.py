@@ -30,6 +30,7 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
     Compared,
+    changed_buffer,
     deviation,
     deviation_of_sums,
     draws_at_random,
@@ -123,6 +124,8 @@ class FusedGradients(PerSampleGradients):
                 return f"{type(layer).__name__} takes one seed at a time"
         if draws_at_random(self.model, self.losses, inputs[:1], targets[:1]):
             return "the model draws random numbers, which each seed has its own of"
+        if (name := changed_buffer(self.model, self.losses, inputs[:1], targets[:1])) is not None:
+            return f"a pass changes the model's buffer {name!r}, which each seed has its own of"
         point = [Point(1.0, self.flat.vector)]
         if not isinstance(self.way(point, inputs, targets), Books):
             return "the model falls back to materialised per-sample gradients"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,12 @@ class Passes:
     def by_vmap(self) -> Rows:
         """The way by torch.func."""
         return Rows(by_vmap(self.model, self.flat, self.loss, self.views), by_plain_autograd=False)
+
+    def way_of(self, plain: dict[str, Any]) -> Way:
+        """The way whose `plain()` this is, for this model."""
+        if "by_plain_autograd" in plain:
+            return self.one_by_one() if plain["by_plain_autograd"] else self.by_vmap()
+        return Books(**plain)
 
     def of_copy(self, copy: nn.Module) -> Passes:
         """The same for a copy of the model, in full precision and with one group."""

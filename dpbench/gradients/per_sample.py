@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any, Self
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from dpbench.devices import may_be_out_of_memory, out_of_memory, require_exact_products
 from dpbench.errors import PlainWarning, UserError
+from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.loss import Loss
@@ -60,6 +62,7 @@ class PerSampleGradients(Passes):
         self._samples_compared = 0
         self._batches = 0
         self._compared_batches = Compared()
+        self._resumed = False
         self.most: int | None = None
         self._replays = Replays(model, flat)
 
@@ -70,7 +73,7 @@ class PerSampleGradients(Passes):
         vars(copied).update({k: deepcopy(v, memo) for k, v in vars(self).items() if k != "_replays"})
         copied._replays = Replays(copied.model, copied.flat)
         if isinstance(copied._way, Rows):
-            copied._way = copied.one_by_one() if copied._way.by_plain_autograd else copied.by_vmap()
+            copied._way = copied.way_of(copied._way.plain())
         return copied
 
     def clipped_sum(
@@ -99,6 +102,7 @@ class PerSampleGradients(Passes):
         """
         self.flat.require_of(self.model)
         running = Running(self.flat.vector, remainder=remainder)
+        before = Buffers(self.model)
         for part in batch:
             waiting = [_pair(part)]
             while waiting:
@@ -108,6 +112,7 @@ class PerSampleGradients(Passes):
                 if self.most is not None and len(y) > self.most:
                     waiting = list(zip(x.split(self.most), y.split(self.most), strict=True)) + waiting
                     continue
+                before.restore()  # to a counter a logical batch is one, else it would tell how many samples were drawn
                 found = self._sum_if_it_fits(points, x, y, factors, remainder)
                 if found is None:
                     self.most = len(y) // 2
@@ -148,13 +153,40 @@ class PerSampleGradients(Passes):
         return None
 
     def state_dict(self) -> State:
-        """What decides how gradients are rounded: strategies, and the micro-batches that fit."""
-        return {"strategies": self._chooser.state_dict(), "most": self.most}
+        """What decides how gradients are rounded, and what a model draws for each sample: all but the model.
+
+        That is strategies, the micro-batches that fit, and the way, with what it was compared with: what follows may
+        change it.
+        """
+        return {
+            "strategies": self._chooser.state_dict(),
+            "most": self.most,
+            "way": None if self._way is None else self._way.plain(),
+            "modes": list(self._modes),
+            "samples_compared": self._samples_compared,
+            "batches": self._batches,
+            "compared_batches": self._compared_batches.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on as the state was saved."""
+        """Go on as the state was saved; the next batch is compared, for this process may have other code."""
         self._chooser.load_state_dict(state["strategies"])
         self.most = state["most"]
+        self._way = None if state["way"] is None else self.way_of(state["way"])
+        self._modes = tuple(state["modes"])
+        self._samples_compared, self._batches = state["samples_compared"], state["batches"]
+        self._compared_batches.load_state_dict(state["compared_batches"])
+        self._resumed = self._way is not None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Passes that are none of training's leave no trace in these gradients or the buffers of the model."""
+        before = self.state_dict()
+        try:
+            with buffers_kept(self.model):
+                yield
+        finally:
+            self.load_state_dict(before)
 
     def record(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """Per-sample gradients of one micro-batch; valid until the parameters change.
@@ -204,15 +236,16 @@ class PerSampleGradients(Passes):
             if found is None:
                 return self.one_by_one()
             self._way, self._samples_compared, self._batches = found.way, len(inputs), 0
-            self._modes, self._compared_batches = modes, Compared()
+            self._modes, self._compared_batches, self._resumed = modes, Compared(), False
             if found.complaint:
                 self._fall_back(found.complaint, found.way)
         if isinstance(self._way, Rows) and self._way.by_plain_autograd:
             return self._way
         due = self._batches + 1
         known, most = self._compared_batches.has_like(inputs, targets), self._compared_batches.most
-        if known and is_due(due):
+        if known and (is_due(due) or self._resumed):
             self.require_right(points, inputs[:most], targets[:most], due.bit_length() // 2)
+            self._resumed = False
         if not known or len(targets) > most:
             problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
             if problem not in (None, UNDECIDED) and isinstance(self._way, Books) and self._way.channels_last:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dpbench.gradients.buffers import Buffers
 from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.query import Point
@@ -40,7 +41,9 @@ class Request(NamedTuple):
         if not self.apart:
             return self.gradients.clipped_sum(self.points, self.batch, self.factors, remainder=self.remainder)
         running = Running(self.gradients.flat.vector)
+        before = Buffers(self.gradients.model)
         for micro_batch in self.batch:
+            before.restore()  # see clipped_sum
             found = [self.gradients.clipped_sum([point], [micro_batch], self.factors) for point in self.points]
             total = torch.stack([part.total for part in found]).sum(0)
             running.add(found[0]._replace(total=total))

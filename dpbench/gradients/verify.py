@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -15,9 +15,12 @@ from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses.base import SMALLEST_SQUARE
+from dpbench.stage import State
 
 # Losses of samples, shape (n,), from what the model reads of them and their targets.
 Losses = Callable[[Tensor, Tensor], Tensor]
+# Those of a sample's inputs and targets, and the type of the inputs.
+Shapes = tuple[tuple[int, ...], tuple[int, ...], str]
 
 # Samples compared.
 SAMPLES = 3
@@ -52,7 +55,7 @@ class Compared:
 
     def __init__(self) -> None:
         self.most = 0
-        self._shapes: set[Hashable] = set()
+        self._shapes: set[Shapes] = set()
 
     def has_like(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether samples of one of them had the shapes that these have."""
@@ -63,9 +66,17 @@ class Compared:
         self.most = max(self.most, samples)
         self._shapes.add(_of_samples(inputs, targets))
 
+    def state_dict(self) -> State:
+        """Of plain values."""
+        return {"most": self.most, "shapes": sorted(self._shapes)}
 
-def _of_samples(inputs: Tensor, targets: Tensor) -> Hashable:
-    return inputs.shape[1:], targets.shape[1:], inputs.dtype
+    def load_state_dict(self, state: State) -> None:
+        """Go on as the state was saved."""
+        self.most, self._shapes = state["most"], set(state["shapes"])
+
+
+def _of_samples(inputs: Tensor, targets: Tensor) -> Shapes:
+    return tuple(inputs.shape[1:]), tuple(targets.shape[1:]), str(inputs.dtype)
 
 
 def some(t: Tensor) -> Tensor:
@@ -176,10 +187,10 @@ def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor, targets: T
 def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor, *, half: bool) -> str | None:
     """What a model keeps of its samples where that would leave with it without noise, as a sentence, or None.
 
-    That is a buffer that a pass in training mode fills with what depends on the samples, but not one that changes by
-    itself, such as a counter; any parameter that a pass changes; and anything else that changes the loss of samples
-    after a pass of others, so that a sample adds to the gradients of those after it. Buffers and parameters are put
-    back.
+    That is a buffer that a pass in training mode fills with what depends on the samples or on their number, but not one
+    that changes by itself, such as a counter of passes; any parameter that a pass changes; and anything else that
+    changes the loss of samples after a pass of others, so that a sample adds to the gradients of those after it.
+    Buffers and parameters are put back.
 
     Args:
         model: that of the losses.
@@ -190,12 +201,13 @@ def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: 
     """
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     others = inputs[1:2].expand_as(inputs).clone()  # what a model can read are samples
+    has_buffers = next(model.buffers(), None) is not None
     for mode in (torch.enable_grad, torch.no_grad):
         values: list[Tensor] = []
         buffers: list[dict[str, Tensor]] = []
-        for samples in (inputs, others, inputs):
+        for samples in (inputs, others, inputs, *([inputs[:-1]] if has_buffers else [])):
             with buffers_kept(model), mode(), held_still(LEVELS[0], of_one_shape=True):
-                values.append(losses(samples, targets).detach())
+                values.append(losses(samples, targets[: len(samples)]).detach())
                 buffers.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
             if (changed := _put_back(model, before)) is not None:
                 return (
@@ -207,6 +219,11 @@ def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: 
                     f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
                     "noise; leave that out"
                 )
+            if has_buffers and (name not in buffers[3] or not _same(buffer, buffers[3][name])):
+                return (
+                    f"the model counts its samples in the buffer {name!r}, so that the number of those that were drawn "
+                    "would leave with it without noise; leave that out"
+                )
         if not torch.allclose(values[0], values[2], *(AFTER_OTHERS_IN_HALF if half else AFTER_OTHERS), equal_nan=True):
             return (
                 "the loss of a sample is another one after a pass of other samples, for the model keeps something "
@@ -214,6 +231,15 @@ def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: 
                 "or, if it is but a counter, make it a buffer"
             )
     return None
+
+
+def changed_buffer(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
+    """The name of a buffer that a pass in training changes, such as a counter; None for none."""
+    with buffers_kept(model), torch.enable_grad(), held_still(LEVELS[0], of_one_shape=True):
+        before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        losses(inputs, targets)
+        found = model.named_buffers()
+        return next((name for name, buffer in found if name not in before or not _same(buffer, before[name])), None)
 
 
 def _put_back(model: nn.Module, before: dict[str, Tensor]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpbench.gradients.functional import Gradients
 
@@ -20,6 +20,10 @@ class Books(NamedTuple):
     draws: bool = False
     channels_last: bool = False
 
+    def plain(self) -> dict[str, Any]:
+        """The way, of plain values."""
+        return self._asdict()
+
 
 class Rows(NamedTuple):
     """All per-sample gradients are made and held.
@@ -31,6 +35,10 @@ class Rows(NamedTuple):
 
     gradients: Gradients
     by_plain_autograd: bool
+
+    def plain(self) -> dict[str, Any]:
+        """The way without what makes the gradients, which belongs to a model."""
+        return {"by_plain_autograd": self.by_plain_autograd}
 
 
 Way = Books | Rows

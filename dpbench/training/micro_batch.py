@@ -16,6 +16,7 @@ from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.devices import ROWS_ON_CPU, describe, may_be_out_of_memory, total_memory
 from dpbench.gradients import PerSampleGradients
+from dpbench.gradients.buffers import buffers_kept
 from dpbench.query import Point
 
 # Largest share of the device's memory that one micro-batch may take.
@@ -38,10 +39,9 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
     known = cache.read("micro_batch", key)
     if isinstance(known, int) and known > 0:
         return known
-    before = gradients.state_dict()
-    fitting = measured_fit(lambda count: _peak(config, gradients, count), MEMORY_SHARE * total_memory(vector.device))
-    gradients.compare_anew()
-    gradients.load_state_dict(before)  # a run that goes on has some already
+    with gradients.undisturbed():  # a run that goes on has found its way already
+        allowed = MEMORY_SHARE * total_memory(vector.device)
+        fitting = measured_fit(lambda count: _peak(config, gradients, count), allowed)
     cache.write("micro_batch", key, fitting)
     return fitting
 
@@ -119,7 +119,7 @@ def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> in
         outputs += output.numel() if isinstance(output, Tensor) else 0
 
     handles = [layer.register_forward_hook(count) for layer in model.modules() if not list(layer.children())]
-    with torch.no_grad():
+    with torch.no_grad(), buffers_kept(model):
         model(blank(config, 1, vector.device)[0].reshape(-1, *config.dataset.sample_shape))
     for handle in handles:
         handle.remove()

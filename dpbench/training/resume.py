@@ -15,6 +15,11 @@ another one, which rounds otherwise. A checkpoint has those that were chosen so 
 those that were in force then: steps up to there are taken again by them. They are those of each process that trains
 one seed; a pass that several seeds share chooses anew.
 
+Whether these gradients are those of books, of torch.func or of one sample after the other is found in the first
+micro-batch (gradients/settle.py), and may change in a later one, where comparisons say so. A run that goes on has the
+way from its checkpoint, with what was compared so far: on another one a model would draw in another order. It compares
+that once more, and ends where it is wrong; steps that are taken again find what they found.
+
 What a model draws for a sample hangs on which others are computed with it. Where memory runs out these are fewer from
 then on, and it need not run out there again: a checkpoint follows before anything is published, and a run goes on from
 one before that only if nothing was. Where memory runs out in a step that is taken again, that attempt ends.
