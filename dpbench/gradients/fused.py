@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
 from dpbench.gradients.loss import Loss
+from dpbench.gradients.passes import PassOptions
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.gradients.recording import Parameters
 from dpbench.gradients.replay import padded
@@ -93,18 +95,10 @@ class FusedGradients(PerSampleGradients):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        flat: FlatParameters,
-        loss: Loss,
-        *,
-        per_layer: bool = False,
-        views: int = 1,
-        autocast: torch.dtype | None = None,
-        rows: int = 128,
+        self, model: nn.Module, flat: FlatParameters, loss: Loss, *, rows: int = 128, **options: Unpack[PassOptions]
     ) -> None:
         """Nothing compared so far; all arguments but `rows`, which the class tells of, are as for `Passes`."""
-        super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
+        super().__init__(model, flat, loss, **options)
         self.rows = rows
         self._passes = 0
         self._compared_passes = Compared()

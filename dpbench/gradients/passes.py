@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,14 @@ from dpbench.gradients.way import Books, Rows, Way
 from dpbench.gradients.weights import Weights
 from dpbench.query import Point
 from dpbench.randomness import Generators
+
+
+class PassOptions(TypedDict, total=False):
+    """Options of `Passes`, for what extends it."""
+
+    per_layer: bool
+    views: int
+    autocast: torch.dtype | None
 
 
 class Passes:

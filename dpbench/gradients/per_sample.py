@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from dpbench.devices import may_be_out_of_memory, out_of_memory, require_exact_products
@@ -18,7 +17,7 @@ from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.loss import Loss
-from dpbench.gradients.passes import Passes, generators_of
+from dpbench.gradients.passes import Passes, PassOptions, generators_of
 from dpbench.gradients.replay import Replays, padded, replayable, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
 from dpbench.gradients.tape import Tape
@@ -40,23 +39,14 @@ class PerSampleGradients(Passes):
         most: samples that are computed at once at most, since memory ran out; None where it never did.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        flat: FlatParameters,
-        loss: Loss,
-        *,
-        per_layer: bool = False,
-        views: int = 1,
-        autocast: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, flat: FlatParameters, loss: Loss, **options: Unpack[PassOptions]) -> None:
         """Find out which layers have parameters to train; all arguments are as for `Passes`.
 
         Raises:
             UserError: a layer mixes samples, or a GPU is not to compute exactly.
         """
         require_exact_products(flat.vector.device)
-        super().__init__(model, flat, loss, per_layer=per_layer, views=views, autocast=autocast)
+        super().__init__(model, flat, loss, **options)
         self._way: Way | None = None
         self._modes = modes_of(model)
         self._samples_compared = 0
