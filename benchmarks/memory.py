@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.engines import ENGINES
 from benchmarks.models import build_case
+from dpbench.devices import prepare_device
 from dpbench.gradients.replay import LAUNCHED
 
 # Samples of the first warm-up, which loads libraries.
@@ -30,6 +31,8 @@ def peak_memory(name: str, engine: str, device: str, threads: int, small: bool) 
     """
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
+    if device == "cuda":  # as in timing.py
+        prepare_device(torch.device(device))
     case = build_case(name, torch.device(device), small=small)
     # The threshold has no influence on memory.
     compute = ENGINES[engine].build(case, 1.0)

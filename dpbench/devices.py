@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any
 
 import torch
 
@@ -62,6 +63,9 @@ def prepare_device(device: torch.device) -> None:
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    # What is set for all kinds of products at once would be inherited by these two.
+    cudnn: Any = torch.backends.cudnn
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
     torch.backends.cudnn.deterministic = True
     if device.type == "cpu":
         keep_freed_memory()
@@ -95,6 +99,10 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(said in str(error) for said in NO_MEMORY)
 
 
-def may_be_out_of_memory(error: BaseException) -> bool:
-    """The same, or that cuDNN found no way, which needs memory too; unless it has none at all for this computation."""
-    return out_of_memory(error) or "unable to find an engine to execute this computation" in str(error)
+def may_be_out_of_memory(error: BaseException, samples: int) -> bool:
+    """The same of a computation with so many samples, or that cuDNN found no way for it, which needs memory, too.
+
+    Where it finds none for one sample, it has none at all.
+    """
+    no_way = "unable to find an engine to execute this computation" in str(error)
+    return out_of_memory(error) or (samples > 1 and no_way)

@@ -235,8 +235,9 @@ class PrivateStep:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state that `state_dict` returned."""
+        """Continue from a state that `state_dict` returned; what it lacks of gradients and stages stays as it is."""
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
         for name in _REMEMBERING:
-            getattr(self, name).load_state_dict(state[name])
+            if name in state:
+                getattr(self, name).load_state_dict(state[name])

@@ -11,6 +11,7 @@ import sys
 from copy import deepcopy
 from dataclasses import asdict, replace
 from io import StringIO
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
 from dpbench.filters import Exponential
+from dpbench.gradients import per_sample
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SecureGaussian, SeededGaussian
 from dpbench.privacy.sampling import PoissonSampler
@@ -356,6 +358,16 @@ def test_a_restart_repeats_everything_but_the_noise():
             restart()
             step([target.others])
     assert torch.equal(seen[2], seen[3])
+
+
+def test_runs_of_an_audit_compare_gradients_no_more_often_than_a_run(monkeypatch):
+    target = canary_target(composed("algo=dpsgd"), CPU, 1437)
+    restart, compared = Restart(target.step), Mock(wraps=per_sample.problem_in_batch)
+    monkeypatch.setattr(per_sample, "problem_in_batch", compared)
+    for _ in range(8):
+        restart()
+        target.step([target.others])
+    assert compared.call_count <= 1
 
 
 def test_a_tap_shows_the_private_gradient_and_changes_nothing():

@@ -1,7 +1,9 @@
+import errno
 import multiprocessing
 import os
 import threading
 import time
+from multiprocessing.context import ForkProcess
 
 import pytest
 from helpers import composed
@@ -114,6 +116,22 @@ def test_a_killed_process_costs_only_time(monkeypatch, tmp_path):
 
     monkeypatch.setattr(dpbench.training.budget, "calibrate", killed)
     assert [one.noise_multiplier for one in budgets(RUNS, Console())] == want
+
+
+@pytest.mark.parametrize("granted", [0, 1])
+def test_as_many_processes_calibrate_as_the_machine_grants(monkeypatch, tmp_path, granted):
+    want, original, begun = alone(monkeypatch, tmp_path), ForkProcess.start, []
+
+    def start(self):
+        if len(begun) == granted:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        begun.append(self)
+        original(self)
+
+    monkeypatch.setattr(ForkProcess, "start", start)
+    assert [one.noise_multiplier for one in budgets(RUNS, Console())] == want
+    assert len(begun) == granted
+    assert multiprocessing.active_children() == []
 
 
 def test_an_interruption_ends_the_processes(monkeypatch):

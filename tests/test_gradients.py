@@ -16,6 +16,7 @@ from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape
 from dpbench.gradients.request import Request
+from dpbench.gradients.settle import problem_in_batch
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 from dpbench.randomness import global_stream
@@ -512,6 +513,18 @@ def test_micro_batch_that_does_not_fit_is_halved(most, error, message, monkeypat
         assert sum(memory.sizes) == 13
     assert len(memory.refused) <= 4  # what doesn't fit is not tried again and again
     assert all(earlier > later for earlier, later in zip(memory.refused, memory.refused[1:], strict=False))
+
+
+def test_cudnn_that_finds_no_way_for_a_batch_while_it_is_compared_halves_it(monkeypatch):
+    engine, points, x, y = whole_batches()
+    want, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    engine, points, x, y = whole_batches()
+    Memory(monkeypatch, 4, *OUT_OF_MEMORY[-1])
+    monkeypatch.setattr("dpbench.gradients.per_sample.problem_in_batch", problem_in_batch)
+    total, *_ = engine.clipped_sum(points, [(x, y)], clip_of("threshold"))
+    torch.testing.assert_close(total, want)
+    assert isinstance(engine.way(points, x[:3], y[:3]), Books)
+    assert engine.most == 3
 
 
 def test_micro_batch_with_broken_samples_that_does_not_fit(monkeypatch):

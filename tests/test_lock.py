@@ -23,6 +23,7 @@ from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RunRecord
 from dpbench.tracking.status import Status
+from dpbench.tracking.wandb import Tracker
 from dpbench.training import leases
 from dpbench.training.leases import device_of_this_process, lease
 
@@ -339,7 +340,10 @@ def test_a_run_that_was_taken_over_stops_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(PrivateStep, "take", stands_still)
     # What the other one comes to is not waited for here.
     monkeypatch.setattr("dpbench.launch.rounds._wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    ended = []
+    monkeypatch.setattr(Tracker, "finish", lambda self, summary, *, succeeded: ended.append(succeeded))
     outcome = run(tmp_path)
+    assert ended == [False]
     assert "stopped, nothing more is recorded: process 7 on far took this run over" in outcome.out
     record = only_record_of(tmp_path)
     assert read(record, "status.json") == {"status": "running"}

@@ -10,7 +10,6 @@ from torch import nn
 from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape, replay
-from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.replay import Replays, padded, rounded_up
 from dpbench.gradients.way import Books
@@ -272,21 +271,39 @@ class Annealed(Counting):
         return super().forward(x) * (1 + 1e-6 * self.passes)
 
 
-def test_passes_that_are_only_compared_count_for_nothing_in_a_models_buffers(replaying, monkeypatch):
-    engine, points, x, y = small(16, Annealed())
+class Replacing(Annealed):
+    """Puts another tensor in the place of that buffer instead."""
 
-    def made(work, pool):
-        with buffers_kept(engine.model):  # a recording carries nothing out
-            return Again(work, pool)
+    def forward(self, x):
+        self.passes = self.passes + 1
+        return Counting.forward(self, x) * (1 + 1e-6 * self.passes)
 
-    monkeypatch.setattr(replay, "Graph", made)
-    twin, *_ = small(16, Annealed())
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "replays"),
+    [(Annealed, (), [7]), (Annealed, (5, 6), [7]), (Replacing, (), [])],
+    ids=["whole", "broken", "replacing"],
+)
+def test_a_models_buffers_count_a_batch_once(replaying, monkeypatch, kind, broken, replays):
+    """Passes count for nothing that are compared with a replay, or recorded, or made again after one."""
+    engine, points, x, y = small(16, kind())
+    twin, *_ = small(16, kind())
     monkeypatch.setattr(twin, "_replays", type("Never", (), {"of": lambda *_: None})())
-    for _ in range(9):
+    for number in range(9):
+        x[0] = torch.nan if number in broken else 1.0
         found, want = (one.clipped_sum(points, [(x, y)], halved) for one in (engine, twin))
         assert_same(found, want)
-        assert engine.model.passes == twin.model.passes
-    assert recorded(engine) == [7]
+        assert engine.model.passes == twin.model.passes == 2 * (number + 1)  # at two iterates each
+    assert recorded(engine) == replays
+
+
+def test_what_is_recorded_while_things_are_tried_out_is_not_replayed_in_training(replaying):
+    engine, points, x, y = small(16)
+    with engine.undisturbed():
+        for _ in range(5):
+            engine.clipped_sum(points, [(x, y)], halved)
+        assert recorded(engine) == [3]
+    assert recorded(engine) == []
 
 
 def test_smaller_passes_share_the_memory_of_the_largest(replaying, monkeypatch):

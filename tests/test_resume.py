@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -944,6 +945,36 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(call, tmp_
     assert checkpoints(folder)[-1] == f"checkpoint-0000000{1 if call == 'fsync' else 2}.pt"
     carried_out(config, tmp_path)
     assert outcome(folder) == whole(config, tmp_path)
+
+
+def test_memory_that_runs_out_for_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(tmp_path, monkeypatch):
+    original, config = Training.state_dict, tiny()
+
+    def full(self):
+        if self.parts.step.steps == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(self)
+
+    monkeypatch.setattr(Training, "state_dict", full)
+    (folder,), said = carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert "  no checkpoint of step 3, the run goes on: CUDA out of memory" in said
+    assert "no checkpoint of step 4" not in said
+    assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize("where", ["dpbench.training.checkpoint.restored", "dpbench.step.PrivateStep.load_state_dict"])
+def test_memory_that_runs_out_while_a_checkpoint_is_read_costs_no_checkpoint(where, tmp_path):
+    config = tiny()
+    want = whole(config, tmp_path)
+    folder = stopped(config, tmp_path, 5)
+    before = checkpoints(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
+        carried_out(config, tmp_path)
+    assert read(folder, "status.json")["reason"].startswith("memory ran out (CUDA out of memory)")
+    assert checkpoints(folder) == before
+    carried_out(config, tmp_path)
+    assert outcome(folder) == want
 
 
 def test_a_file_system_that_syncs_no_folders_has_checkpoints_too(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from safetensors.torch import load
 from torch import nn
 
 from dpbench.config import compose_jobs, config_hash
+from dpbench.errors import UserError
 from dpbench.gradients import FusedGradients, Request
 from dpbench.launch import execute
 from dpbench.launch.starts import fuses
@@ -254,6 +256,17 @@ def test_a_model_that_can_not_share_passes_runs_seed_by_seed_and_says_why(tmp_pa
     outcome = run(tmp_path, *FUSED)
     assert outcome.code == 0
     assert "seeds run one after the other: there is a reason" in outcome.out
+    assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1] * 3
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), UserError("unfit"), RuntimeError("broken")], ids=str
+)
+def test_what_fails_while_sharing_is_tried_out_ends_no_run(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(FusedGradients, "objection", Mock(side_effect=error))
+    outcome = run(tmp_path, *FUSED)
+    assert outcome.code == 0
+    assert f"seeds run one after the other: {type(error).__name__}: {error}" in outcome.out
     assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1] * 3
 
 

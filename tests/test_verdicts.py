@@ -280,7 +280,7 @@ def test_seeds_that_a_cell_does_not_ask_for_say_nothing_of_it(world):
     world.run("dataset=digits algo=disk eps=1", 5, 10, "diverged")
     artefact = world.artefact()
     measured = world.evidence.measure(artefact, artefact.cells[0])
-    assert (measured.seeds, measured.broken, measured.overspent) == ((0, 1, 2), {}, None)
+    assert (measured.seeds, measured.broken, measured.overspent) == ((0, 1, 2), {}, {})
     assert examine(artefact, world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
 

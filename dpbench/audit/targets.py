@@ -60,7 +60,8 @@ class Restart:
     def __init__(self, step: PrivateStep) -> None:
         self._step = step
         self._parameters = step.gradients.flat.vector.clone()
-        self._state = deepcopy(step.state_dict())
+        # Gradients, which go on, would be compared with autograd's again in every run.
+        self._state = deepcopy({name: state for name, state in step.state_dict().items() if name != "gradients"})
         # A whole ledger: one that has made releases refuses to forget them.
         self._ledger = deepcopy(step.ledger)
 

@@ -32,6 +32,7 @@ class Run:
         value: its number, in the unit of the printed one.
         folder: its record.
         eps: spent, by the ledger; None where the record doesn't say.
+        target_eps: that it was asked for; None where the record doesn't say.
         published_eps: that the publication's own arithmetic states; None where there is no such account.
     """
 
@@ -39,7 +40,13 @@ class Run:
     value: float
     folder: Path
     eps: float | None = None
+    target_eps: float | None = None
     published_eps: float | None = None
+
+    @property
+    def overspent(self) -> bool:
+        """Whether it spent more than it was asked for."""
+        return self.eps is not None and self.target_eps is not None and self.eps > self.target_eps * SLACK
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,6 @@ class Measured:
             records lack the number or a finite one, or are "damaged", of runs that finished; of a search those of all
             candidates.
         missing: whether a search has a configuration whose first seed has not ended yet.
-        overspent: largest eps that a run spent, where that is more than the one it was asked for; else None.
         runs: those behind the values, in their order; none where a number is computed or quoted.
         overrides: of these runs, the winner's in a search; None where a number is computed, quoted or not there yet.
     """
@@ -62,7 +68,6 @@ class Measured:
     wanted: int
     broken: Mapping[str, str]
     missing: bool = False
-    overspent: float | None = None
     runs: tuple[Run, ...] = ()
     overrides: Candidate | None = None
 
@@ -80,6 +85,17 @@ class Measured:
     def spread(self) -> float | None:
         """Sample standard deviation over runs (ddof = 1); None for fewer than two."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def overspent(self) -> Mapping[float, float]:
+        """The largest eps that a run spent, by the smaller one that it was asked for; empty where none did so."""
+        over: dict[float, float] = {}
+        for run in self.runs:
+            if run.overspent:
+                assert run.eps is not None
+                assert run.target_eps is not None
+                over[run.target_eps] = max(run.eps, over.get(run.target_eps, 0.0))
+        return over
 
     @property
     def enough(self) -> bool:
@@ -152,17 +168,14 @@ class Evidence:
         folders = [folder for folder in recorded if int(folder.name) < cell.seeds]
         runs: dict[int, Run] = {}
         broken: dict[str, str] = {}
-        spent: list[float] = []
         for folder in folders:
             record = Recorded.read(folder).warn()
             summary = record.summary
             value = _value(cell, summary)
             if record.finished and value is not None:
                 seed = int(folder.name)
-                runs[seed] = Run(
-                    seed, value, folder, _number(summary.get("eps")), _number(summary.get("published_eps"))
-                )
-                spent += _overspent(summary)
+                accounts = {name: _number(summary.get(name)) for name in ("eps", "target_eps", "published_eps")}
+                runs[seed] = Run(seed, value, folder, **accounts)
             elif record.finished:
                 broken[str(folder)] = _lack(cell, summary)
             elif record.word == Status.FINISHED and record.damaged:
@@ -171,8 +184,7 @@ class Evidence:
                 broken[str(folder)] = record.word
         by_seed = tuple(runs[seed] for seed in sorted(runs))
         values = tuple(run.value for run in by_seed)
-        over = max(spent, default=None)
-        return Measured(values, cell.seeds, broken, overspent=over, runs=by_seed, overrides=overrides if runs else None)
+        return Measured(values, cell.seeds, broken, runs=by_seed, overrides=overrides if runs else None)
 
 
 def _value(cell: Cell, summary: Mapping[str, Any]) -> float | None:
@@ -209,9 +221,3 @@ def _entry(cell: Cell, record: Mapping[str, Any]) -> Any:
 def _number(entry: Any) -> float | None:
     """A number of a record, which may be "inf"."""
     return None if entry is None else float(entry)
-
-
-def _overspent(summary: Mapping[str, Any]) -> list[float]:
-    """The eps that a run spent, if that is more than the one it was asked for."""
-    spent, asked = float(summary.get("eps") or math.nan), float(summary.get("target_eps") or math.nan)
-    return [spent] if spent > asked * SLACK else []

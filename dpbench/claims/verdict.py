@@ -351,13 +351,12 @@ def _lack_of_runs(cells: Sequence[Cell]) -> Lack:
 
 def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
     """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
-    over: dict[str, float] = {}
-    for cell, one in parts:
-        if one.overspent is not None:
-            asked = cell.overrides["eps"]
-            over[asked] = max(one.overspent, over.get(asked, 0.0))
+    over: dict[float, float] = {}
+    for _, one in parts:
+        for asked, spent in one.overspent.items():
+            over[asked] = max(spent, over.get(asked, 0.0))
     if not over:
         return finding
-    told = ", ".join(f"eps={asked} spends {eps:.4g}" for asked, eps in over.items())
+    told = ", ".join(f"eps={asked:g} spends {spent:.4g}" for asked, spent in over.items())
     detail = f"{told}; on the numbers alone: {finding.outcome} ({finding.detail})"
     return replace(finding, outcome=Outcome.ACCOUNTING_DIFFERS, detail=detail)

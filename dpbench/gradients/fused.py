@@ -15,7 +15,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from dpbench.devices import out_of_memory
+from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Running
 from dpbench.gradients.flat import FlatParameters
@@ -242,7 +242,7 @@ class FusedGradients(PerSampleGradients):
             try:
                 problem = self._problem_with(share.request, piece, found, again)
             except Exception as error:
-                if not out_of_memory(error):
+                if not may_be_out_of_memory(error, len(piece[1])):
                     share.error = error
                 continue
             if problem is None:

@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 
-from dpbench.devices import may_be_out_of_memory, out_of_memory, require_exact_products
+from dpbench.devices import may_be_out_of_memory, require_exact_products
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
@@ -103,7 +103,7 @@ class PerSampleGradients(Passes):
                     waiting = list(zip(x.split(self.most), y.split(self.most), strict=True)) + waiting
                     continue
                 before.restore()  # to a counter a logical batch is one, else it would tell how many samples were drawn
-                found = self._sum_if_it_fits(points, x, y, factors, remainder)
+                found = self._sum_if_it_fits(points, x, y, factors, remainder, before)
                 if found is None:
                     self.most = len(y) // 2
                     waiting.insert(0, (x, y))
@@ -118,8 +118,12 @@ class PerSampleGradients(Passes):
         targets: Tensor,
         factors: Factors,
         remainder: bool,
+        buffers: Buffers,
     ) -> Clipped | None:
-        """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help."""
+        """The sum of a micro-batch of more than no samples; None if memory ran out and halving may help.
+
+        A pass that is made again finds these buffers.
+        """
         count, generators = len(targets), generators_of(inputs)
         before: State | None = None
         try:
@@ -134,9 +138,10 @@ class PerSampleGradients(Passes):
                     found, flags = clipped_at_once(replay, count, factors, remainder)
                     if flags == [True, False, False]:
                         return found
-            return clipped_by(self._record(way, points, inputs, targets), count, factors, remainder)
+                    buffers.restore()
+            return clipped_by(self._record(way, points, inputs, targets, buffers), count, factors, remainder)
         except (RuntimeError, MemoryError) as error:
-            if count == 1 or not may_be_out_of_memory(error):
+            if count == 1 or not may_be_out_of_memory(error, count):
                 raise
         if before is not None:  # what is drawn hangs on the micro-batches alone, not on where memory ran out
             generators.load_state_dict(before)
@@ -177,6 +182,7 @@ class PerSampleGradients(Passes):
                 yield
         finally:
             self.load_state_dict(before)
+            self._replays = Replays(self.model, self.flat)  # those are of strategies that may be chosen otherwise
 
     def record(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """Per-sample gradients of one micro-batch; valid until the parameters change.
@@ -191,16 +197,16 @@ class PerSampleGradients(Passes):
                 other parameters than the flat ones.
         """
         self.flat.require_of(self.model)
-        return self._record(self.way(points, inputs, targets), points, inputs, targets)
+        return self._record(self.way(points, inputs, targets), points, inputs, targets, Buffers(self.model))
 
-    def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
-        """What a way gives, or where it fails the one that is right by definition."""
+    def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, buffers: Buffers) -> Tape:
+        """What a way gives, or where it fails the one that is right by definition, which finds these buffers."""
         try:
             return self.record_by(way, points, inputs, targets)
         except Exception as error:
-            ran_out = may_be_out_of_memory(error) if len(targets) > 1 else out_of_memory(error)
-            if ran_out or (isinstance(way, Rows) and way.by_plain_autograd):
+            if may_be_out_of_memory(error, len(targets)) or (isinstance(way, Rows) and way.by_plain_autograd):
                 raise
+            buffers.restore()
             tape = self.record_by(self.one_by_one(), points, inputs, targets)
             self._fall_back(f"{type(error).__name__}: {error}")
             return tape

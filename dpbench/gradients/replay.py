@@ -248,13 +248,18 @@ class Replays:
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
             # What is not trained stays where it is, too, though the model may get other tensors in its place.
-            self._kept += [*self._model.buffers(), *(p for p in self._model.parameters() if not p.requires_grad)]
+            buffers = list(self._model.buffers())
+            self._kept += [*buffers, *(p for p in self._model.parameters() if not p.requires_grad)]
             try:
                 with _waiting_refused(), buffers_kept(self._model):
                     record(points, inputs, targets)
-                with _undone_if_it_fails():
+                    if any(now is not own for now, own in zip(self._model.buffers(), buffers, strict=True)):
+                        raise RuntimeError(
+                            "a pass puts other tensors in the place of buffers, which a replay would not"
+                        )
+                with _undone_if_it_fails(), buffers_kept(self._model):
                     self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
-            except Exception:  # it waits for the GPU, or memory ran out: what is launched is right, too
+            except Exception:  # what can't be replayed, for this or that it waits for the GPU, or memory ran out
                 self._possible = False
                 return None
             self._largest = max(self._largest, size)

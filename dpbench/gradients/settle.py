@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dpbench.devices import out_of_memory
+from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import UserError
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
@@ -257,7 +257,7 @@ def _problem_near(
                 have = tape.weighted_sum(factors.expand(engine.groups, -1))
                 short = short_norm(flat, tape, int(torch.randint(len(targets), (), generator=generator)))
         except Exception as error:
-            if out_of_memory(error):
+            if may_be_out_of_memory(error, len(targets)):
                 raise
             return f"{type(error).__name__}: {error}"
     return deviation_of_sums(flat, have, want, of_parts=of_parts if engine.in_half else None) or short

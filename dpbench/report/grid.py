@@ -101,7 +101,7 @@ class Entry(JudgedCell):
     @property
     def remark(self) -> str | None:
         """Which eps was really spent, where that is more than the one asked for; None where it isn't."""
-        over = [part.overspent for part in self.parts if part.overspent is not None]
+        over = [eps for part in self.parts for eps in part.overspent.values()]
         return f"spends eps {max(over):.4g}" if over else None
 
 

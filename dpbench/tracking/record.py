@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,11 +181,12 @@ class RunRecord:
     def take_refusal(self) -> str | None:
         """The note that `refuse` left, which this removes: a run that never started leaves nothing."""
         note = self.refusal
-        if not note.exists():
+        try:
+            reason = note.read_text()
+        except FileNotFoundError:
             return None
-        reason = note.read_text()
-        note.unlink()
-        if not any(note.parent.iterdir()):
+        note.unlink(missing_ok=True)
+        with suppress(OSError):  # another seed's record, or its lock, is there
             note.parent.rmdir()
         return reason
 

@@ -52,8 +52,10 @@ def calibrating(tasks: Sequence[Callable[[], object]], console: Console, what: s
         what: is calibrated.
     """
     with ExitStack() as stack:
-        workers = _begin(tasks) if tasks and _can_fork() else []
+        workers: list[ForkProcess] = []
         stack.callback(_end, workers)
+        if tasks and _can_fork():
+            _begin(tasks, workers)
         if tasks:
             stack.enter_context(console.status(f"calibrating {what}"))
         yield
@@ -69,14 +71,15 @@ def _can_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and current_team().size == 1
 
 
-def _begin(tasks: Sequence[Callable[[], object]]) -> list[ForkProcess]:
+def _begin(tasks: Sequence[Callable[[], object]], workers: list[ForkProcess]) -> None:
+    """Add to `workers` one for each core, or as many as the machine grants."""
     context = multiprocessing.get_context("fork")
-    number = context.Value("i", 0)
-    processes = min(len(os.sched_getaffinity(0)), len(tasks))
-    workers = [context.Process(target=_carry_out, args=(tasks, number)) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
-    return workers
+    with suppress(OSError):  # no memory, or no further process of this user
+        number = context.Value("i", 0)
+        for _ in range(min(len(os.sched_getaffinity(0)), len(tasks))):
+            worker = context.Process(target=_carry_out, args=(tasks, number))
+            worker.start()
+            workers.append(worker)
 
 
 def _end(workers: Sequence[ForkProcess]) -> None:

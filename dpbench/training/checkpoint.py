@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.serialization import default_restore_location as restored
 
+from dpbench.devices import out_of_memory
 from dpbench.files import sync_folder
 from dpbench.stage import State
 
@@ -142,6 +143,8 @@ def unpacked(payload: memoryview, device: torch.device) -> State:
             weights_only=True,
         )
     except Exception as error:  # of any kind: what is in the file is not ours
+        if out_of_memory(error):
+            raise
         raise DamagedError(f"can't be loaded ({type(error).__name__})") from error
     return state
 

@@ -299,28 +299,32 @@ class Execution:
             reason, trace = in_a_sentence(error, self.config), traceback.format_exc()
         finally:
             summary: dict[str, Any] = {}
+            recorded = False
             try:
-                if status == Status.DIVERGED:  # of which everyone is told
-                    self.keeper.publish(len(ledger), training)
-                summary = self._summary(training, spends)
-                self._write_ledger(ledger)
-                self.record.write("summary.json", summary)
-                if isinstance(parts.step.recorder, GradientRecorder):
-                    self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
-                for rank, by in zip(self._ranks, [computed_by(parts), *self.keeper.others], strict=False):
-                    rank["at_once"] = by["at_once"]
-                wall = round(earlier + time.perf_counter() - start, 3)
-                self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
-            except LockLostError:
-                raise
-            except Exception as error:  # a run is finished if all that its record consists of is written
-                reason = reason or in_a_sentence(error, self.config)
-                status = status if status == Status.INTERRUPTED else Status.FAILED
-            status = self._set_status(status, reason, trace)
-            if status in FOR_GOOD:
-                self.keeper.remove(finished=status == Status.FINISHED)
-            if self._tracker is not None:
-                self._tracker.finish(jsonable(summary), succeeded=status == Status.FINISHED)
+                try:
+                    if status == Status.DIVERGED:  # of which everyone is told
+                        self.keeper.publish(len(ledger), training)
+                    summary = self._summary(training, spends)
+                    self._write_ledger(ledger)
+                    self.record.write("summary.json", summary)
+                    if isinstance(parts.step.recorder, GradientRecorder):
+                        self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
+                    for rank, by in zip(self._ranks, [computed_by(parts), *self.keeper.others], strict=False):
+                        rank["at_once"] = by["at_once"]
+                    wall = round(earlier + time.perf_counter() - start, 3)
+                    self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
+                except LockLostError:
+                    raise
+                except Exception as error:  # a run is finished if all that its record consists of is written
+                    reason = reason or in_a_sentence(error, self.config)
+                    status = status if status == Status.INTERRUPTED else Status.FAILED
+                status = self._set_status(status, reason, trace)
+                recorded = True
+                if status in FOR_GOOD:
+                    self.keeper.remove(finished=status == Status.FINISHED)
+            finally:  # W&B is waited for, whether the record could be closed or not
+                if self._tracker is not None:
+                    self._tracker.finish(jsonable(summary), succeeded=recorded and status == Status.FINISHED)
         return status
 
     def wait_for_tracker(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpbench.config import Job, RunConfig, compose_jobs, config_hash
-from dpbench.devices import choose_device, describe, prepare_device
+from dpbench.devices import choose_device, describe, out_of_memory, prepare_device
 from dpbench.errors import UserError
 from dpbench.randomness import global_stream
 from dpbench.tracking import Status
@@ -212,7 +212,9 @@ class _Follower:
             self._repeats.take_over(seen, parts, parts.step.steps)
         except (DamagedError, MisfitError) as error:
             misfit = f"{error} (process {self._team.rank} of {self._team.size})"
-        except UserError as error:
+        except Exception as error:
+            if not isinstance(error, UserError) and not out_of_memory(error):
+                raise
             refused = f"in process {self._team.rank} of {self._team.size}: {error}"
         return Standing(about(parts), computed_by(parts), same, misfit, refused)
 

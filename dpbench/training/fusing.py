@@ -43,7 +43,10 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
     with ExitStack() as stack:
         for run in runs:
             stack.enter_context(run.step.gradients.undisturbed())
-        return _fused_gradients(config, runs, splits)
+        try:
+            return _fused_gradients(config, runs, splits)
+        except Exception as error:  # such as no memory for it; one that is a run's own is met again where it trains
+            return None, f"{type(error).__name__}: {error}"
 
 
 def _fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits) -> tuple[FusedGradients | None, str]:

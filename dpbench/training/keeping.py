@@ -125,15 +125,28 @@ class Keeper:
             "noise_multiplier": private.noise_multiplier,
             "tracker": tracker,
         }
-        state = {**content, "training": training.state_dict()}
         try:
-            if isinstance(self._team, TorchTeam):
-                state |= {OTHERS: self._team.collect(), IN_PARTS: self._config.shard_states}
+            state = {**content, **self._state(training)}
             # Who was away for long may have lost the run to another process, which has checkpoints of its own.
             Checkpoints(self._record.working).write(step, state, self._record.require_lock)
         except (OSError, TypeError, MemoryError, torch.OutOfMemoryError, PartError) as error:
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
+
+    def _state(self, training: Training) -> dict[str, Any]:
+        """What a run goes on from, with the other processes' parts of it, who are told where this one has none.
+
+        Raises:
+            PartError: a process has none.
+        """
+        if not isinstance(self._team, TorchTeam):
+            return {"training": training.state_dict()}
+        state, problem = None, None
+        try:
+            state = training.state_dict()
+        except (TypeError, MemoryError, torch.OutOfMemoryError) as error:
+            problem = str(error)
+        return {"training": state, OTHERS: self._team.collect(problem=problem), IN_PARTS: self._config.shard_states}
 
     def _warn_of_what_is_forgotten(self, parts: Assembly) -> None:
         if self._warned:

@@ -66,7 +66,7 @@ def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
         try:
             few, more = peak(fewer), peak(count)
         except (RuntimeError, MemoryError) as error:
-            if not may_be_out_of_memory(error):
+            if not may_be_out_of_memory(error, count):
                 raise
             continue
         each = max(1.0, (more - few) / (count - fewer))

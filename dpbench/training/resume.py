@@ -43,6 +43,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dpbench.devices import out_of_memory
 from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.uniform import SeededUniform
@@ -144,6 +145,8 @@ class Training(NamedTuple):
             try:
                 part.load_state_dict(state[name])
             except Exception as error:  # of any kind: the state may be of other code
+                if out_of_memory(error):
+                    raise
                 raise MisfitError(f"does not fit this code, {name}: {type(error).__name__}: {error}") from error
             if not _equal(part.state_dict(), state[name]):
                 raise MisfitError(f"does not fit this code, {name}: not all of it is taken up")
