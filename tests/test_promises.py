@@ -104,6 +104,20 @@ class OfTheBatch(Clip):
         return torch.minimum(bound / norms.clamp(min=1e-15), bound / (norms + lowest))
 
 
+@dataclass
+class Remembering(Clip):
+    remembers: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._largest = 0.0
+
+    def _factors(self, norms, bound):
+        factors = (bound / norms.clamp(min=1e-15)).clamp(max=1) / (1 + self._largest)
+        self._largest = max(self._largest, float(norms.max())) if self.remembers else 0.0
+        return factors
+
+
 from dpbench.privacy.plan import Part
 from dpbench.schedules import Schedule
 
@@ -150,10 +164,16 @@ from dpbench.data import Augmentation
 @dataclass
 class Mixing(Augmentation):
     share: float = 0.0
+    of_before: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._before = None
 
     def views(self, images, generator):
         views = super().views(images, generator)
-        return (1 - self.share) * views + self.share * views.flip(0)
+        before, self._before = views if self._before is None else self._before, views
+        return (1 - self.share) * views + self.share * views.flip(0) + self.of_before * before[:1]
 """
 
 
@@ -181,6 +201,8 @@ class Mixing(Augmentation):
         ("clip", "OfTheBatch", "clip.of='norms.median()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='norms.max()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='torch.ones(1)'", None),
+        ("clip", "Remembering", "clip.remembers=false", None),
+        ("clip", "Remembering", "clip.remembers=true", "at threshold 0.001 depends on gradients before it"),
         ("query", "Weighted", "query.weight=2", None),
         ("query", "Weighted", "query.weight=1", None),
         ("query", "Weighted", "query.weight=0", "not 0"),
@@ -237,6 +259,7 @@ class Mixing(Augmentation):
             "augmentation.share=0.01",
             "views of an image depend on which others are in the batch",
         ),
+        ("augmentation", "Mixing", "augmentation.of_before=0.01", "views of an image depend on batches before"),
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Drawn", "noise.wrong='source.fill(out)'", None),
         ("noise", "Drawn", "noise.wrong='2*source.fill(out)'", None),
@@ -249,6 +272,13 @@ class Mixing(Augmentation):
             "noise.wrong='source.fill(out) if self._last is None else self._last'",
             "two steps whose correlation is 1, but gives no correlation for the account",
         ),
+        (
+            "noise",
+            "Drawn",
+            "noise.wrong='source.fill(out[::2]).repeat(2)'",
+            "numbers of one step whose correlation is 1",
+        ),
+        ("noise", "Drawn", "noise.wrong='source.fill(out[::2]).repeat_interleave(2)'", "whose correlation is 1, where"),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),

@@ -188,7 +188,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 def test_a_record_s_texts_are_texts_on_the_page():
-    run_of = RunView(0, f"failed: {SCRIPT}", {"eps": 1.0, "perplexity": 2.0}, 1.0, None, ())
+    run_of = RunView(0, f"failed: {SCRIPT}", {"eps": 1.0, "perplexity": 2.0}, 1.0, None, (), 8.16)
     config = {
         "overrides": [f"tracker.project={SCRIPT}", "algo=disk; touch mark"],
         "optim": {"kind": SCRIPT, "x": SCRIPT},

@@ -72,13 +72,14 @@ def keep_table(rows: Sequence[Row], jobs: Sequence[Job], folder: Path, group: st
         "test accuracy",
         "best on test",
         "eps",
+        "eps is proven",
         "eps as published",
         "eps of the search",
         "status",
     ]
     cells = []
     for job, row in zip(jobs, rows, strict=True):
-        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps"))]
+        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps")), str(row.proven)]
         found += [str(row.summary.get(name)) for name in ("published_eps", "search_eps")]
         found.append(row.status)
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])

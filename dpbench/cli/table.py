@@ -63,6 +63,11 @@ class Row:
         found: float | None = self.summary.get("test_accuracy", {}).get(which)
         return found
 
+    @property
+    def proven(self) -> str | None:
+        """Whether its eps is a guarantee, as a word; None where it has none."""
+        return None if self.summary.get("eps") is None else str(is_proven(self.summary)).lower()
+
     def values(self) -> dict[str, Any]:
         """What the run came to, in full, by the names of columns; None where there is nothing."""
         summary = self.summary
@@ -72,7 +77,7 @@ class Row:
             "test accuracy, last (%)": None if final is None else round(100 * final, 6),
             "best on test (%)": None if best is None else round(100 * best, 6),
             "eps": summary.get("eps"),
-            "eps is proven": None if summary.get("eps") is None else str(is_proven(summary)).lower(),
+            "eps is proven": self.proven,
             "eps as published": summary.get("published_eps"),
             "eps of the search": summary.get("search_eps"),
             "delta": summary.get("delta"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.clip import Clip
-from dpbench.data import Augmentation, Dataset, ImageDataset
+from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError
 from dpbench.noise import Noise
 from dpbench.privacy.gaussian import SeededGaussian
@@ -33,7 +33,7 @@ THRESHOLDS = (1e-3, 1.0, 1e3)
 NORMS = (0.0, 1e-9, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.999, 1.0, 1.001, 2.0, 10.0, 100.0, 1e3, 1e4, 1e9)
 # Of products in float32.
 ROUNDING = 1e-4
-# Normal numbers of a step; their deviation errs by 0.7 %, and the correlation of two steps by 0.01.
+# Normal numbers of a step; their deviation errs by 0.7 %, the correlation of two steps by 0.01, of two halves by 0.014.
 DRAWN = 10_000
 DRAWN_STEPS = 3
 LEAST_DEVIATION = 0.95
@@ -57,6 +57,7 @@ def check(config: RunConfig) -> None:
         for threshold in THRESHOLDS:
             _bound(config.clip, threshold)
             _one_by_one(config.clip, threshold)
+            _forgotten(config.clip, threshold)
     if is_own(type(config.threshold)):
         for part in config.threshold.beside:
             _beside(config.threshold, part)
@@ -66,8 +67,8 @@ def check(config: RunConfig) -> None:
             _scale(config.noise, config.noise.scale(step), step)
         if config.noise.correlation is None:
             _drawn(config.noise)
-    if is_own(type(config.augmentation)):
-        _views(config.augmentation, config.dataset)
+    if is_own(type(config.augmentation)) and isinstance(config.dataset, ImageDataset):
+        _views(config.augmentation, config.dataset.sample_shape)
 
 
 def _sensitivity(group: str, stage: object, promised: float, where: str) -> None:
@@ -88,21 +89,26 @@ def _sum(query: Query) -> None:
     raise UserError(message, field="query", value=type(query).__name__)
 
 
-def _views(augmentation: Augmentation, dataset: Dataset) -> None:
-    """An image in the views of others, as mixup puts it there, changes their gradients."""
-    if not isinstance(dataset, ImageDataset):
-        return
-    images = torch.rand(4, *dataset.sample_shape, generator=torch.Generator().manual_seed(0))
-    views, of_others = (
-        deepcopy(augmentation).views(batch, torch.Generator().manual_seed(0))[1:]
-        for batch in (images, torch.cat([images.new_zeros(1, *dataset.sample_shape), images[1:]]))
+def _views(augmentation: Augmentation, shape: Sequence[int]) -> None:
+    """An image in views of others, as mixup puts it there, or of a later batch, changes their gradients."""
+    images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    others = torch.cat([images.new_zeros(1, *shape), images[1:]])
+    tried = deepcopy(augmentation)
+    first, of_others, again = (
+        one.views(batch, torch.Generator().manual_seed(0))[1:]
+        for one, batch in ((tried, images), (tried, others), (tried, images))
     )
-    if not torch.allclose(views, of_others, rtol=ROUNDING, atol=ROUNDING):
-        message = (
-            "the views of an image depend on which others are in the batch, so that a sample changes the sum by more "
-            "than its own term, on which eps rests"
-        )
-        raise UserError(message, field="augmentation", value=type(augmentation).__name__)
+    if not torch.allclose(first, of_others, rtol=ROUNDING, atol=ROUNDING):
+        what = "which others are in the batch"
+    elif not torch.allclose(first, again, rtol=ROUNDING, atol=ROUNDING):
+        what = "batches before"
+    else:
+        return
+    message = (
+        f"the views of an image depend on {what}, so that a sample changes sums by more than its own term, on which "
+        "eps rests"
+    )
+    raise UserError(message, field="augmentation", value=type(augmentation).__name__)
 
 
 def _bound(clip: Clip, threshold: float) -> None:
@@ -131,6 +137,18 @@ def _one_by_one(clip: Clip, threshold: float) -> None:
         message = (
             f"the factor of a gradient at threshold {threshold:g} depends on which others are in the batch, so that a "
             "sample changes the sum by more than its own term, on which eps rests"
+        )
+        raise UserError(message, field="clip", value=type(clip).__name__)
+
+
+def _forgotten(clip: Clip, threshold: float) -> None:
+    """What it remembers of norms is of samples, without noise: they would change the factors of later ones."""
+    norms, tried = torch.tensor([NORMS]), deepcopy(clip)
+    first, *_, again = (tried.factors(of, threshold) for of in (norms, 1e6 * norms, norms))
+    if not torch.equal(first, again):
+        message = (
+            f"the factor of a gradient at threshold {threshold:g} depends on gradients before it, so that a sample "
+            "changes sums by more than its own term, on which eps rests"
         )
         raise UserError(message, field="clip", value=type(clip).__name__)
 
@@ -214,17 +232,21 @@ def _scale(noise: Noise, scale: object, step: int) -> None:
 
 
 def _drawn(noise: Noise) -> None:
-    """Noise that the account takes for independent between steps, and of deviation 1 where its scale is 1."""
+    """Noise that the account takes for independent numbers, of one step and of several, of deviation 1 at scale 1."""
     tried, source = deepcopy(noise), SeededGaussian(torch.Generator().manual_seed(0))
     steps = torch.stack([tried.draw(torch.empty(DRAWN), source).clone() for _ in range(DRAWN_STEPS)]).double()
     least = float(steps.square().mean(1).sqrt().min())
     between = float(steps.corrcoef().triu(1).abs().max())
+    halves = [torch.stack(pair) for step in steps for pair in (step.chunk(2), (step[::2], step[1::2]))]
+    within = max(abs(float(pair.corrcoef()[0, 1])) for pair in halves)
     if not least >= LEAST_DEVIATION:
         what = f"it draws numbers of standard deviation {least:.3g} at scale 1, where eps rests on 1"
     elif not between <= MOST_CORRELATION:
         what = (
             f"it draws noise of two steps whose correlation is {between:.3g}, but gives no correlation for the account"
         )
+    elif not within <= MOST_CORRELATION:
+        what = f"it draws numbers of one step whose correlation is {within:.3g}, where eps rests on independent ones"
     else:
         return
     raise UserError(what, field="noise", value=type(noise).__name__)

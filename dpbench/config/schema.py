@@ -21,6 +21,7 @@ from dpbench.data import Augmentation, AutoAugment, Dataset, ImageDataset, Table
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import require
 from dpbench.privacy import Plan, Release
+from dpbench.privacy.accountants import LEAST_DELTA
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
 from dpbench.stage import Course
 
@@ -176,7 +177,7 @@ class RunConfig:
         bounded = self.eps <= LARGEST_EPS or self.eps == math.inf
         require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
         # Below, PLD may be less than eps by its floating point; above, it takes all memory, for a promise to nobody.
-        sensible = 1e-9 <= self.delta_value <= 0.1
+        sensible = LEAST_DELTA <= self.delta_value <= 0.1
         here = "" if self.delta_value == self.delta or math.isnan(self.delta_value) else f", here {self.delta_value:g}"
         rule = f"a number from 1e-9 to 0.1, or a rule such as 1/N^1.1 or 1/N that gives one{here}"
         require(sensible, "delta", self.delta, rule)

@@ -32,6 +32,8 @@ LARGEST_MULTIPLIER = 1e8
 
 # See `rounding`, of accounts that only start a search.
 ROUGH = 0.05
+# Below, eps by PLD may come out too small by its floating point.
+LEAST_DELTA = 1e-9
 
 CLOSED_FORM_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1024)
 
@@ -183,6 +185,13 @@ def tightest(scheme: Scheme) -> str:
     return scheme.accountants[0]
 
 
+def require_delta(delta: float, accountant: str) -> None:
+    """Raise `UserError` unless delta is one, and one that the accountant's floating point can tell from none."""
+    require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
+    told = f"at least {LEAST_DELTA:g} with the accountant pld, whose floating point knows no less; take rdp"
+    require(accountant != "pld" or delta >= LEAST_DELTA, "delta", delta, told)
+
+
 def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, excess: float = EXCESS) -> float:
     """An upper bound on eps of all releases in the plan, at delta, for the neighbours of its sampling scheme.
 
@@ -197,7 +206,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         UserError: delta is none.
         ValueError: the accountant gives no valid bound for the plan's scheme.
     """
-    require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
+    require_delta(delta, accountant)
     if accountant not in plan.scheme.accountants:
         valid = " or ".join(plan.scheme.accountants)
         raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling; take {valid}")

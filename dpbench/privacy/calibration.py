@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dpbench import cache
 from dpbench.errors import UserError, require
-from dpbench.privacy.accountants import NearbyOrders, discretisation, epsilon, quick_bound
+from dpbench.privacy.accountants import NearbyOrders, discretisation, epsilon, quick_bound, require_delta
 from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
 
@@ -51,7 +51,7 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
             probability with which a sample takes part in any release.
     """
     require(eps > 0, "eps", eps, "a number above 0, or inf for no noise")
-    require(0 < delta < 1, "delta", delta, "a number between 0 and 1")
+    require_delta(delta, accountant)
     if math.isinf(eps):
         return Calibration(0.0, math.inf, 0.0)
     if (known := calibrated(plan, eps, delta, accountant)) is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.sampling import Scheme
+from dpbench.privacy.tail import END, in_words, probability_beyond
 
 ACCOUNTS = {
     "pld": "privacy loss distributions (numerical, rounded upwards)",
@@ -15,8 +16,12 @@ ACCOUNTS = {
 }
 
 UNCOUNTED = (
-    "training losses and norms of gradients in the record, the mean and deviation that images are normalised by, the "
-    "size of the data set, and floating-point effects of the noise."
+    "other runs on the same data, training losses and norms of gradients in the record, the mean and deviation that "
+    "images are normalised by, the size of the data set, the weights that training begins with and a tokenizer, and "
+    "floating-point effects of the noise."
+)
+SEEDED = (
+    "Whoever has or guesses the seed, which the record holds, can draw noise and batches again and take the noise off."
 )
 NOT_COUNTED = f"Not counted: the choice of hyper-parameters on the same data, {UNCOUNTED}"
 
@@ -106,6 +111,7 @@ def statement(
     delta: float,
     accountant: str,
     size: int,
+    secure: bool,
     published: float | None,
     unmet: Sequence[str] = (),
     search: tuple[float, float] | None = None,
@@ -119,6 +125,7 @@ def statement(
         delta: of the guarantee.
         accountant: that found eps.
         size: training samples N.
+        secure: whether noise and batches come from keys that nobody has, not from a seed.
         published: eps that a publication's rule states for the same run, which set its noise; None without one.
         unmet: conditions that the rule's proof needs and that the run does not meet, in words.
         search: expected number of runs and eps of the search that it is the best of; None where it is of none.
@@ -139,4 +146,20 @@ def statement(
     if math.isinf(eps):
         return promised
     more = circumstances(search, published, unmet)
-    return f"{promised} {NOT_COUNTED}{more}" if search is None else f"{promised}{more} Not counted: {UNCOUNTED}"
+    told = f"{promised} {NOT_COUNTED}{more}" if search is None else f"{promised}{more} Not counted: {UNCOUNTED}"
+    return told if secure else f"{told} {SEEDED}{sentence(tail_of(plan, delta))}"
+
+
+def tail_of(plan: Plan, delta: float, end: float = END) -> str | None:
+    """What noise from a seed lacks, where that matters, as a clause; see tail.py."""
+    multipliers = (
+        (run.times, run.release.sampling_rate, multiplier)
+        for run in plan.runs
+        for multiplier in (run.release.noise_multiplier, *(part.noise_multiplier for part in run.release.beside))
+    )
+    return in_words(end, probability_beyond(end, multipliers), delta)
+
+
+def sentence(clause: str | None) -> str:
+    """A clause as a sentence, a space before it; nothing where there is none."""
+    return "" if clause is None else f" {clause[0].upper()}{clause[1:]}."

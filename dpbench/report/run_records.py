@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dpbench.privacy.tail import END, END_BEFORE, END_ON_GPU_BEFORE, LONGER_SINCE
 from dpbench.report.grid import Grid
 from dpbench.report.run_curve import Points
 from dpbench.report.runs import Configuration, Made, Runs, RunView, in_a_line
@@ -56,7 +58,18 @@ def _run(record: Recorded, made: dict[Made, int]) -> RunView:
         seconds=origin.get("wall_seconds"),
         made=made.setdefault(Made.of(origin), len(made) + 1) if origin else None,
         points=_points(record.metrics),
+        noise_end=_noise_end(record),
     )
+
+
+def _noise_end(record: Recorded) -> float:
+    """Standard deviations at which the noise of a run ends: earlier in those from before `LONGER_SINCE`."""
+    origin = record.provenance
+    if (record.settings.get("privacy") or {}).get("secure_noise"):
+        return math.inf
+    if "seeded_noise" in origin or str(origin.get("started")) >= LONGER_SINCE:
+        return END
+    return END_ON_GPU_BEFORE if origin.get("cuda") else END_BEFORE
 
 
 def _points(lines: Iterable[Mapping[str, Any]]) -> Points:

@@ -13,9 +13,11 @@ from typing import Any
 from dpbench.claims.schema import METRICS
 from dpbench.config.identity import changes_nothing, is_identity
 from dpbench.errors import show
-from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise
+from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise, sentence
 from dpbench.privacy.sampling import SCHEMES
+from dpbench.privacy.tail import in_words, probability_beyond
 from dpbench.report.run_curve import Points
+from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import releases_in
 from dpbench.wording import NOTHING
 
@@ -61,6 +63,7 @@ class RunView:
         seconds: that it took; None where the record doesn't say.
         made: number of where it was made, from 1; None where the record doesn't say.
         points: its learning curve.
+        noise_end: standard deviations at which its noise ends, see privacy/tail.py; inf where it doesn't.
     """
 
     seed: int
@@ -69,6 +72,7 @@ class RunView:
     seconds: float | None
     made: int | None
     points: Points
+    noise_end: float
 
     def accuracy(self, which: str) -> str:
         """Test accuracy in per cent, "final" or "best"; a dash where there is none."""
@@ -77,7 +81,8 @@ class RunView:
     @property
     def eps(self) -> str:
         """Spent; a dash where the record doesn't say."""
-        return decimal(self.summary.get("eps"))
+        spent = self.summary.get("eps")
+        return decimal(spent) + ("" if spent is None or is_proven(self.summary) else UNPROVEN)
 
     @property
     def others(self) -> str:
@@ -183,7 +188,22 @@ class Configuration:
             text += " It does not hold for gradients.npz in the record, which has gradients without noise."
         published, spent = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
         search = None if spent is None else (float(self.config["privacy"]["search_runs"]), float(spent))
-        return text + circumstances(search, None if published is None else float(published))
+        text += circumstances(search, None if published is None else float(published))
+        return text + (sentence(self._tail) if math.isfinite(eps) else "")
+
+    @property
+    def _tail(self) -> str | None:
+        """What the noise lacks of those runs in which it ends first, where that matters."""
+        end = min(run.noise_end for run in self.runs)
+        releases = (
+            (entry["count"] * times, entry["sampling_rate"], multiplier)
+            for entry in self.ledger.get("releases") or ()
+            for times, multiplier in (
+                *((1, of_one) for of_one in entry["noise_multipliers"]),
+                *((len(entry["noise_multipliers"]), part["noise_multiplier"]) for part in entry["beside"]),
+            )
+        )
+        return in_words(end, probability_beyond(end, releases), float(self.ledger["delta"]))
 
     @property
     def score(self) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Calibration, Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
-from dpbench.privacy.guarantee import statement
+from dpbench.privacy.guarantee import statement, tail_of
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
 from dpbench.wording import number_of
@@ -160,6 +160,7 @@ def guarantee_of(config: RunConfig, found: Budget) -> str:
         delta=config.delta_value,
         accountant=config.privacy.valid_accountant,
         size=config.dataset.train_size,
+        secure=config.privacy.secure_noise,
         published=found.published_eps,
         unmet=found.unmet,
         search=found.search,
@@ -196,10 +197,13 @@ def in_words(config: RunConfig, found: Budget) -> str:
         f"{number_of(config.steps, 'step')} at sampling rate {config.sampling_rate:.4g} "
         f"({config.privacy.sampler}, {config.privacy.valid_accountant}{how})"
     )
-    if found.published_eps is None:
+    if found.published_eps is not None:
+        line = (
+            f"noise multiplier {found.noise_multiplier:.4f} over {number_of(config.steps, 'step')}: accounting "
+            f"differs, eps={found.published_eps:.4g} as published ({config.privacy.published}), eps={found.eps:.4g} by "
+            f"what is run ({config.privacy.sampler}, {config.privacy.valid_accountant})"
+        )
+    if config.privacy.secure_noise:
         return line
-    return (
-        f"noise multiplier {found.noise_multiplier:.4f} over {number_of(config.steps, 'step')}: accounting differs, "
-        f"eps={found.published_eps:.4g} as published ({config.privacy.published}), eps={found.eps:.4g} by what is run "
-        f"({config.privacy.sampler}, {config.privacy.valid_accountant})"
-    )
+    tail = tail_of(config.release_plan().scaled(found.noise_multiplier), config.delta_value)
+    return line if tail is None else f"{line}; {tail}"
