@@ -48,7 +48,7 @@ def _search(cells: Sequence[Cell]) -> list[str]:
         (by_noise, "counted, by a larger noise multiplier"),
         (
             by_search,
-            "charged as a random search of that size; going through the whole grid would spend more",
+            "charged as a random search of that size; the grid was gone through, which spends more",
         ),
         (free, "not counted in eps"),
     ):
