@@ -33,8 +33,8 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.tracking import Status, tracker_line
     from dpbench.training.calibrating import budgets
     from dpbench.training.distributed import TorchTeam, torchrun_team
-    from dpbench.training.execution import record_of
     from dpbench.training.following import follow
+    from dpbench.training.job_record import record_of
 
 console = make_console()
 errors = make_console(stderr=True)

@@ -20,7 +20,7 @@ from dpbench.config import Job, RunConfig
 from dpbench.launch.execute import execute
 from dpbench.training import following
 from dpbench.training.distributed import TorchTeam, torchrun_team
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 # Done in each process before it joins the others, given its rank.
 Prepare = Callable[[pytest.MonkeyPatch, int], object]

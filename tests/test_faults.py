@@ -604,7 +604,7 @@ def test_a_model_that_does_not_fit_fails_in_a_sentence(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("dpbench.training.execution.assemble", refuse)
+    monkeypatch.setattr("dpbench.training.preparing.assemble", refuse)
     outcome = carry_out(tmp_path)
     assert outcome.error().startswith("failed: memory ran out (CUDA out of memory. Tried to allocate 2.00 GiB)")
     assert status(only_record(tmp_path)) == "failed"

@@ -17,10 +17,11 @@ from dpbench.tracking.record import RecordError
 from dpbench.tracking.status import Status
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam, current_team
-from dpbench.training.execution import Execution, failed_to_begin, record_of
+from dpbench.training.execution import Execution
 from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
+from dpbench.training.job_record import failed_to_begin, record_of
 from dpbench.training.lockstep import alone, together
 
 # Why a run that was stopped is not begun again by the command that forced it.

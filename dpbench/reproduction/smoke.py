@@ -27,7 +27,7 @@ from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking.status import WITH_RESULT
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 STEPS, BATCH = 2, 4
 # Samples of the data that are evaluated on, and of made-up data that are trained on.

@@ -2,7 +2,9 @@
 
 | module | subject |
 |---|---|
-| `execution`, `assemble`, `loop` | one run from configuration to record; its parts; its steps |
+| `execution`, `preparing`, `assemble` | one run from configuration to record; what it needs for that; its parts |
+| `loop`, `losses`, `padding`, `recorder` | its steps; their losses; whether padding is read; gradients that are kept |
+| `job_record`, `summary` | where a run's record is and what settings it holds; what the run came to |
 | `keeping`, `checkpoint`, `resume`, `repeating`, `interruption` | what is kept of a run, stopping and going on |
 | `budget`, `calibrating` | the noise multiplier for an eps |
 | `evaluation`, `generation` | accuracy and loss of a split; texts |
