@@ -32,9 +32,10 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.launch.starts import StartWith, fuses, hand_over, start_by_hydra, start_by_launcher, start_here
     from dpbench.tracking import Status, tracker_line
     from dpbench.training.calibrating import budgets
-    from dpbench.training.distributed import TorchTeam, torchrun_team
+    from dpbench.training.distributed import TorchTeam
     from dpbench.training.following import follow
     from dpbench.training.job_record import record_of
+    from dpbench.training.torchrun import torchrun_team
 
 console = make_console()
 errors = make_console(stderr=True)

@@ -11,5 +11,6 @@
 | `leases`, `micro_batch`, `estimate` | whose GPU it is, what fits on a device, how long a run takes |
 | `fusing`, `lockstep` | several seeds in one pass |
 | `distributed`, `team`, `following`, `slices` | one run in several processes |
+| `torchrun`, `contact`, `shared_sources` | which these are; what they say to each other; what one draws for all |
 | `display` | what is printed meanwhile |
 """

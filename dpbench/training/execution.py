@@ -21,7 +21,7 @@ from dpbench.tracking.lock import LockLostError
 from dpbench.tracking.record import GRADIENTS, MODEL, RecordError
 from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.display import Display
-from dpbench.training.distributed import TorchTeam, current_team
+from dpbench.training.distributed import TorchTeam
 from dpbench.training.following import call_together
 from dpbench.training.interruption import Occasion, Occasions, StoppedError
 from dpbench.training.job_record import OUTLASTING, failed_to_begin, in_a_sentence, recorded_settings
@@ -33,6 +33,7 @@ from dpbench.training.recorder import GradientRecorder
 from dpbench.training.repeating import computed_by
 from dpbench.training.resume import Training
 from dpbench.training.summary import summary_of, why_invalid
+from dpbench.training.torchrun import current_team
 
 
 class Execution:
