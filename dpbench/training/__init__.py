@@ -7,7 +7,7 @@
 | `job_record`, `summary` | where a run's record is and what settings it holds; what the run came to |
 | `keeping`, `checkpoint`, `resume`, `repeating`, `interruption` | what is kept of a run, stopping and going on |
 | `budget`, `calibrating` | the noise multiplier for an eps |
-| `evaluation`, `generation` | accuracy and loss of a split; texts |
+| `loading`, `evaluation`, `generation` | the splits; accuracy and loss of one; texts |
 | `leases`, `micro_batch`, `estimate` | whose GPU it is, what fits on a device, how long a run takes |
 | `fusing`, `lockstep` | several seeds in one pass |
 | `distributed`, `team`, `following`, `slices` | one run in several processes |

@@ -25,6 +25,7 @@ from dpbench.training.contact import RankError
 from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.interruption import Interruption, Occasion, StoppedError
 from dpbench.training.keeping import Found
+from dpbench.training.loading import load_splits
 from dpbench.training.lockstep import Steps, together
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.repeating import Repeats, computed_by
@@ -160,7 +161,7 @@ def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path], inter
     join(team, parts, config)
     # Before anything is sent: a process that has no room says so.
     handed = [torch.empty(order.sizes[part], dtype=torch.uint8) for part in (0, team.rank) if order.sizes]
-    loaded = team.in_turn(lambda: config.dataset.load(Path(config.data.root), download=config.data.download))
+    loaded = team.in_turn(lambda: load_splits(config))
     splits = team.shares(loaded.to(device))
     follower = _Follower(team, config, Training(parts, ledger, Progress.start(config, splits, team), []), interruption)
     if handed:

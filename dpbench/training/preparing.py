@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dpbench.config import RunConfig
 from dpbench.data import Splits
 from dpbench.devices import choose_device, describe, prepare_device
-from dpbench.errors import UserError
 from dpbench.files import read_json
 from dpbench.privacy import Ledger
 from dpbench.tracking import RunRecord
@@ -19,6 +17,7 @@ from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.following import join
 from dpbench.training.keeping import Found, Keeper
 from dpbench.training.leases import device_of_this_process
+from dpbench.training.loading import load_splits
 from dpbench.training.loop import Progress
 from dpbench.training.padding import require_padding_unread
 from dpbench.training.resume import Training
@@ -76,7 +75,7 @@ def prepare(
         return assemble(config, device, multiplier, ledger), ledger
 
     unused = [assembled(None)]  # before any data are read
-    whole = _load(config).to(device) if splits is None else splits
+    whole = load_splits(config).to(device) if splits is None else splits
     require_padding_unread(unused[0][0].step.gradients, whole.train)
     if splits is None:
         splits = team.shares(whole)
@@ -95,12 +94,3 @@ def prepare(
         first.pop("wall_seconds", None)
         origin = gone_on(first, training.parts.step.steps, origin)
     return Prepared(training, splits, spends, origin, found)
-
-
-def _load(config: RunConfig) -> Splits:
-    data = config.data
-    try:
-        return config.dataset.load(Path(data.root), download=data.download)
-    except OSError as error:  # no permission, no such device, a name longer than a file system takes
-        why = f"can't be read ({error.strerror or error})"
-        raise UserError(why, field="data.root", value=data.root) from error
