@@ -23,7 +23,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.table import print_means, print_table
     from dpbench.config import Job, compose_jobs, in_grammar, require_same_releases
     from dpbench.config.own import find_own_stages
-    from dpbench.config.schema import register
+    from dpbench.config.registry import register
     from dpbench.console import make_console
     from dpbench.errors import UserError
     from dpbench.files import require_writable

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbench.config import Job, compose_jobs, config_hash, resolved
-from dpbench.config.schema import SCHEMAS
+from dpbench.config.registry import SCHEMAS
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 from dpbench.files import as_json, write_atomically
