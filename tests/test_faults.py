@@ -329,7 +329,7 @@ def test_a_finished_record_that_lacks_an_evaluation_is_damaged(whole, tmp_path):
     results = shutil.copytree(whole, tmp_path / "results")
     metrics = only_record(results) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
-    assert "metrics.jsonl ends before the run did" in carry_out(results).out
+    assert "metrics.jsonl ends at step 2 of 3" in carry_out(results).out
     assert len(read_metrics(only_record(results))) == 2
 
 
