@@ -23,7 +23,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.table import print_means, print_table
     from dpbench.config import Job, compose_jobs, in_grammar, require_same_releases
     from dpbench.config.own import find_own_stages
-    from dpbench.config.schema import register
+    from dpbench.config.registry import register
     from dpbench.console import make_console
     from dpbench.errors import UserError
     from dpbench.files import require_writable
@@ -32,9 +32,10 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.launch.starts import StartWith, fuses, hand_over, start_by_hydra, start_by_launcher, start_here
     from dpbench.tracking import Status, tracker_line
     from dpbench.training.calibrating import budgets
-    from dpbench.training.distributed import TorchTeam, torchrun_team
-    from dpbench.training.execution import record_of
+    from dpbench.training.distributed import TorchTeam
     from dpbench.training.following import follow
+    from dpbench.training.job_record import record_of
+    from dpbench.training.torchrun import torchrun_team
 
 console = make_console()
 errors = make_console(stderr=True)

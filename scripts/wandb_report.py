@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpbench.config.schema import TrackerSettings
-from dpbench.tracking.wandb import choose_mode
+from dpbench.tracking.wandb_mode import choose_mode
 
 
 def main(arguments: list[str] | None = None) -> int:

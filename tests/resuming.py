@@ -26,7 +26,7 @@ from dpbench.models import MLP
 from dpbench.step import PrivateStep
 from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 # Ten steps, evaluated after 3, 6, 9 and 10 of them.
 STEPS = 10

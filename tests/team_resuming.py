@@ -19,8 +19,9 @@ from team_worker import exit_code, free_port
 from dpbench.config import Job, RunConfig
 from dpbench.launch.execute import execute
 from dpbench.training import following
-from dpbench.training.distributed import TorchTeam, torchrun_team
-from dpbench.training.execution import record_of
+from dpbench.training.distributed import TorchTeam
+from dpbench.training.job_record import record_of
+from dpbench.training.torchrun import torchrun_team
 
 # Done in each process before it joins the others, given its rank.
 Prepare = Callable[[pytest.MonkeyPatch, int], object]

@@ -36,10 +36,11 @@ from dpbench.step import PrivateStep
 from dpbench.training import loop
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import open_ledger
-from dpbench.training.distributed import TorchTeam, torchrun_team
+from dpbench.training.distributed import TorchTeam
 from dpbench.training.following import join
 from dpbench.training.lockstep import alone, together
 from dpbench.training.team import Team
+from dpbench.training.torchrun import torchrun_team
 
 MULTIPLIER, NORM, BATCH = 0.7, 1.0, 64
 SETTINGS = (
@@ -131,7 +132,7 @@ def trained(case: Case, team: Team) -> dict[str, Any]:
         except Exception as raised:
             error, found["error"] = raised, f"{type(raised).__name__}: {raised}"
         if isinstance(team, TorchTeam):
-            team.end(error)
+            team.contact.end(error)
         if parts is not None:
             states = [value for state in parts.step.optimizer.state.values() for value in state.values()]
             found["state"] = sum(value.numel() for value in states if isinstance(value, torch.Tensor))
@@ -389,12 +390,12 @@ def work(file: Path, crew: Crew) -> None:
         for name, case in crew.cases.items():
             if isinstance(team, TorchTeam):
                 if team.leads:
-                    team.announce(name)
-                elif (order := team.next_order()) != name:
+                    team.contact.announce(name)
+                elif (order := team.contact.next_order()) != name:
                     raise RuntimeError(f"expected {name}, got {order}")
             found[name] = trained(case, team)
         if isinstance(team, TorchTeam) and not team.leads:
-            assert team.next_order() is None
+            assert team.contact.next_order() is None
         torch.save(found, file)
 
 

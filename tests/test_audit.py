@@ -4,6 +4,7 @@ All seeds are fixed. Unless stated otherwise a lower bound may exceed the truth 
 correct code, at seeds chosen anew; the tests of correct code ask for 1 %.
 """
 
+import errno
 import json
 import math
 import re
@@ -52,6 +53,7 @@ from dpbench.audit.settings import AuditSettings, audit_hash, audited
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
+from dpbench.data import ImageDataset
 from dpbench.filters import Exponential
 from dpbench.gradients import per_sample
 from dpbench.privacy import Ledger
@@ -640,6 +642,15 @@ def test_an_audit_that_breaks_off_is_no_violation(capsys, tmp_path, monkeypatch)
     assert "RuntimeError: no such kernel" in err
     assert "violat" not in out
     assert not list(tmp_path.glob("audits/*/audit.json"))
+
+
+def test_data_that_can_not_be_read_are_named_in_a_line(capsys, tmp_path, monkeypatch):
+    def forbidden(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(ImageDataset, "load", forbidden)
+    code, _, err = command(capsys, tmp_path, "data.root=/nowhere", *SMALL)
+    assert (code, err) == (2, "error: data.root=/nowhere: can't be read (Permission denied)\n")
 
 
 def test_audits_are_named_by_what_their_result_hangs_on():

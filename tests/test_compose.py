@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from dpbench.config import compose_jobs, conf_folder, resolved
 from dpbench.config.compose import _Composer, load
 from dpbench.config.own import find_own_stages
-from dpbench.config.schema import register
+from dpbench.config.registry import register
 from dpbench.errors import UserError
 
 LINES = [

@@ -40,10 +40,11 @@ from dpbench.query import Point
 from dpbench.stage import Course
 from dpbench.step import PrivateStep
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
+from dpbench.tracking import open_tracker
 from dpbench.tracking import record as recording
-from dpbench.tracking import wandb as tracking
+from dpbench.tracking import tracker as tracking
 from dpbench.tracking.lock import Lock
-from dpbench.tracking.wandb import Tracker
+from dpbench.tracking.tracker import Tracker
 from dpbench.training.evaluation import Evaluation
 from dpbench.training.execution import Execution
 from dpbench.training.losses import per_sample_loss
@@ -328,7 +329,7 @@ def test_a_finished_record_that_lacks_an_evaluation_is_damaged(whole, tmp_path):
     results = shutil.copytree(whole, tmp_path / "results")
     metrics = only_record(results) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
-    assert "metrics.jsonl ends before the run did" in carry_out(results).out
+    assert "metrics.jsonl ends at step 2 of 3" in carry_out(results).out
     assert len(read_metrics(only_record(results))) == 2
 
 
@@ -604,7 +605,7 @@ def test_a_model_that_does_not_fit_fails_in_a_sentence(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("dpbench.training.execution.assemble", refuse)
+    monkeypatch.setattr("dpbench.training.preparing.assemble", refuse)
     outcome = carry_out(tmp_path)
     assert outcome.error().startswith("failed: memory ran out (CUDA out of memory. Tried to allocate 2.00 GiB)")
     assert status(only_record(tmp_path)) == "failed"
@@ -643,7 +644,7 @@ def gone() -> None:
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """W&B as a process finds it; what hangs does so until the test is over."""
     over = threading.Event()
-    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setattr(tracking, "_service", tracking.Service())
     yield over
     over.set()
 
@@ -739,9 +740,7 @@ def test_a_server_that_vanishes_costs_no_run_that_is_under_way(tmp_path, monkeyp
 
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "teardown", lambda: ended.append(True))
-    first, _ = [
-        tracking.open_tracker(settings, tmp_path, name="run", config={}, tags=(), say=said.append) for _ in range(2)
-    ]
+    first, _ = [open_tracker(settings, tmp_path, name="run", config={}, tags=(), say=said.append) for _ in range(2)]
     first.log({"test_loss": 1.0}, 1)
     first.finish({}, succeeded=True)
     first.wait()

@@ -61,6 +61,7 @@ DAMAGE = [
     (missing("provenance.json"), "provenance.json is missing"),
     (missing("metrics.jsonl"), "metrics.jsonl is missing"),
     (without_last_line, "metrics.jsonl ends at step 2 of 3"),
+    (lambda record: (record / "metrics.jsonl").write_text(""), "metrics.jsonl ends at step 0 of 3"),
     (twice_the_last_line, "metrics.jsonl has steps that do not grow"),
     (edited("summary.json", test_accuracy={"final": 0.25}), "summary.json has 0.25"),
     (edited("summary.json", steps=2), "summary.json has 2 steps, ledger.json 3 releases"),

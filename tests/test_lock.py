@@ -23,7 +23,7 @@ from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RunRecord
 from dpbench.tracking.status import Status
-from dpbench.tracking.wandb import Tracker
+from dpbench.tracking.tracker import Tracker
 from dpbench.training import leases
 from dpbench.training.leases import device_of_this_process, lease
 

@@ -13,7 +13,7 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from dpbench.errors import UserError
 from dpbench.noise import DiskReleasedNoise, UnderstatedNoise
 from dpbench.privacy import Ledger, epsilon
-from dpbench.training import execution
+from dpbench.training import preparing
 from dpbench.training.budget import budget, in_words
 
 AS_RUN = ("privacy=as_published",)
@@ -190,14 +190,14 @@ def test_without_a_rule_understated_noise_is_calibrated_for_what_it_is():
 
 
 def test_a_run_whose_plan_was_scaled_after_its_ledger_was_opened_fails(tmp_path, monkeypatch):
-    opened = execution.open_ledger
+    opened = preparing.open_ledger
 
     def scaled(*arguments):
         ledger = opened(*arguments)
         ledger.plan = ledger.plan.scaled(2.0)
         return ledger
 
-    monkeypatch.setattr(execution, "open_ledger", scaled)
+    monkeypatch.setattr(preparing, "open_ledger", scaled)
     outcome = run(tmp_path)
     assert outcome.code == 1
     assert "BudgetError: planned" in read(only_record(tmp_path), "status.json")["reason"]

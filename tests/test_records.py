@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpbench.config import Job, compose_jobs, config_hash, resolved
-from dpbench.config.schema import SCHEMAS
+from dpbench.config.registry import SCHEMAS
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
 from dpbench.files import as_json, write_atomically
@@ -472,7 +472,7 @@ def test_every_schema_has_an_option():
 def test_a_refused_forced_run_leaves_the_finished_record_and_is_an_error(results_of_a_run, monkeypatch):
     record = only_record(results_of_a_run)
     before = snapshot(record)
-    monkeypatch.setattr("dpbench.training.execution.device_of_this_process", refuse_device)
+    monkeypatch.setattr("dpbench.training.preparing.device_of_this_process", refuse_device)
     outcome = run(results_of_a_run, "force=true")
     assert outcome.code == 2
     assert outcome.error() == "device=cpu: no such device"
@@ -488,7 +488,7 @@ def test_a_refused_run_leaves_what_an_interrupted_one_recorded(tmp_path, monkeyp
         raise_after(patch, STEPS - 1, KeyboardInterrupt())
         run(tmp_path)
     before = snapshot(only_record(tmp_path))
-    monkeypatch.setattr("dpbench.training.execution.device_of_this_process", refuse_device)
+    monkeypatch.setattr("dpbench.training.preparing.device_of_this_process", refuse_device)
     assert run(tmp_path).code == 2
     assert snapshot(only_record(tmp_path)) == before
 
@@ -497,7 +497,7 @@ def test_a_run_that_fails_while_it_is_prepared_is_recorded_with_its_traceback(tm
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr("dpbench.training.execution.assemble", fail)
+    monkeypatch.setattr("dpbench.training.preparing.assemble", fail)
     outcome = run(tmp_path)
     assert outcome.code == 1
     assert outcome.error() == "failed: RuntimeError: CUDA error: device-side assert triggered"

@@ -23,7 +23,7 @@ from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.reproduction import launching, smoke
 from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")
 

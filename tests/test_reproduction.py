@@ -20,7 +20,7 @@ from dpbench.claims import Artefact, Cell, Evidence, load_all
 from dpbench.claims.notation import settings_of
 from dpbench.config import Job, compose_each, conf_folder, config_hash
 from dpbench.config.identity import changes_nothing
-from dpbench.config.schema import SCHEMAS
+from dpbench.config.registry import SCHEMAS
 from dpbench.devices import describe
 from dpbench.errors import UserError
 from dpbench.reproduction import available, facts, queue, standing, times

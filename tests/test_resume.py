@@ -56,8 +56,8 @@ from dpbench.tracking.published import Published
 from dpbench.tracking.record import RecordError, RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
-from dpbench.training.execution import Prepared
 from dpbench.training.interruption import Interruption, Occasions
+from dpbench.training.preparing import Prepared
 from dpbench.training.resume import GLOBAL, Training
 
 ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))

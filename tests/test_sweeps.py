@@ -36,7 +36,7 @@ from dpbench.tracking.process import Process
 from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:

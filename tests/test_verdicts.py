@@ -20,7 +20,8 @@ from dpbench.claims.evidence import Measured, Run
 from dpbench.claims.notation import number
 from dpbench.claims.schema import METRICS, Order
 from dpbench.claims.scorecard import Scorecard
-from dpbench.claims.verdict import _Error, _errors_at, _Noise, judge_order
+from dpbench.claims.standard_errors import Noise, StandardError, errors_at
+from dpbench.claims.verdict import judge_order
 from dpbench.config import conf_folder
 from dpbench.scores import text_scores
 from dpbench.scores.texts import _NoSynonyms
@@ -442,13 +443,13 @@ def student(errors, freedom):
 
 @pytest.mark.parametrize(("share", "freedom"), [(1 / 2, 4), (1 / 28, 8), (3 / 4, 3.7)])
 def test_the_more_pairs_could_decide_the_more_noise_each_is_granted(share, freedom):
-    assert _errors_at(1, freedom) == 2
-    assert student(_errors_at(share, freedom), freedom) == pytest.approx(share * student(2, freedom), rel=1e-6)
+    assert errors_at(1, freedom) == 2
+    assert student(errors_at(share, freedom), freedom) == pytest.approx(share * student(2, freedom), rel=1e-6)
 
 
 def test_noise_of_two_means_has_the_degrees_of_freedom_of_welch():
     a, b = (1.0, 3.0, 8.0, 2.0), (5.0, 5.5, 4.0)
-    noise = _Noise(*(_Error(stdev(x) / len(x) ** 0.5, len(x) - 1) for x in (a, b)), 1, 1 / 10)
+    noise = Noise(*(StandardError(stdev(x) / len(x) ** 0.5, len(x) - 1) for x in (a, b)), 1, 1 / 10)
     welch = ttest_ind(a, b, equal_var=False)
     error = float((fmean(a) - fmean(b)) / welch.statistic)
     assert noise.bearing_out == pytest.approx(2 * error)
@@ -462,7 +463,7 @@ def test_an_order_of_many_pairs_is_not_contradicted_by_chance():
     wrong = at_two = 0
     for rows in draws:
         means, errors = rows.mean(1), rows.std(1, ddof=1) / 5**0.5
-        noises = [_Noise(_Error(errors[0], 4), _Error(error, 4), 1, 1 / 7) for error in errors[1:]]
+        noises = [Noise(StandardError(errors[0], 4), StandardError(error, 4), 1, 1 / 7) for error in errors[1:]]
         wrong += any(means[0] - mean < -noise.contradicting for mean, noise in zip(means[1:], noises, strict=True))
         at_two += any(means[0] - mean < -noise.bearing_out for mean, noise in zip(means[1:], noises, strict=True))
     assert wrong / 400 < student(2, 8) + 0.03
@@ -778,8 +779,8 @@ def test_the_scorecard_counts_outcomes_in_their_order():
 @pytest.mark.parametrize(
     ("break_it", "seen"),
     [
-        (("dpbench.claims.verdict._standard_error", lambda _: 0.0), Outcome.ABOVE),
-        (("dpbench.claims.verdict._printed_error", lambda _: 10.0), Outcome.REPRODUCED),
+        (("dpbench.claims.verdict.standard_error", lambda _: 0.0), Outcome.ABOVE),
+        (("dpbench.claims.verdict.printed_error", lambda _: 10.0), Outcome.REPRODUCED),
     ],
 )
 def test_the_rules_are_sensitive_to_their_parts(world, monkeypatch, break_it, seen):

@@ -18,8 +18,8 @@ from results_command import results
 from wandb_log import OfflineRun, offline_runs
 
 from dpbench.config.schema import TrackerSettings
-from dpbench.tracking import tracker_line
-from dpbench.tracking import wandb as tracking
+from dpbench.tracking import open_tracker, tracker_line
+from dpbench.tracking import tracker as tracking
 from dpbench.tracking.wandb import METRICS
 
 SETTINGS = tuple(setting for setting in SMALL if setting != "tracker=disabled")
@@ -460,7 +460,7 @@ def test_sending_offline_reaches_for_no_network(network, recorded):
 
 @pytest.mark.usefixtures("_wandb_as_before", "network")
 def test_runs_that_could_only_be_written_here_do_not_count_as_sent(recorded, monkeypatch):
-    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setattr(tracking, "_service", tracking.Service())
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     outcome = results(recorded, "export", "to=wandb", "mode=online")
     assert outcome.code == 1
@@ -472,7 +472,7 @@ def test_runs_that_could_only_be_written_here_do_not_count_as_sent(recorded, mon
 
 @pytest.mark.usefixtures("network")
 def test_runs_that_a_hanging_service_got_do_not_count_as_sent(recorded, monkeypatch):
-    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setattr(tracking, "_service", tracking.Service())
     monkeypatch.setattr(tracking, "PATIENCE", 0.5)
     monkeypatch.setattr(wandb, "init", lambda **_: time.sleep(2))
     outcome = results(recorded, "export", "to=wandb", "mode=online")
@@ -481,13 +481,11 @@ def test_runs_that_a_hanging_service_got_do_not_count_as_sent(recorded, monkeypa
 
 
 def test_where_the_server_does_not_answer_runs_are_recorded_here_under_their_ids(tmp_path, monkeypatch, network):
-    monkeypatch.setattr(tracking, "_service", tracking._Service())
+    monkeypatch.setattr(tracking, "_service", tracking.Service())
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     settings, said = TrackerSettings(mode="online"), []
     trackers = [
-        tracking.open_tracker(
-            settings, tmp_path, name=name, config={}, tags=(), say=said.append, logged=[{"step": 1.0}]
-        )
+        open_tracker(settings, tmp_path, name=name, config={}, tags=(), say=said.append, logged=[{"step": 1.0}])
         for name in ("a", "b")
     ]
     for tracker in trackers:

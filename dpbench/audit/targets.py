@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from dpbench.query import Point, Query
 from dpbench.step import PrivateStep
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import budget, open_ledger
+from dpbench.training.loading import load_splits
 from dpbench.training.losses import per_sample_loss
 
 # Samples besides the canary, which the attacker knows: more than none, so that what mixes samples shows, and few, so
@@ -96,7 +96,7 @@ def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Ta
     if not isinstance(config.dataset, ImageDataset):
         raise UserError("this attack takes images; audit a run on images", field="dataset", value=config.dataset.name)
     config, parts = _ready(config, device, batch_size)
-    data = config.dataset.load(Path(config.data.root), download=config.data.download).train.to(device)
+    data = load_splits(config).train.to(device)
     others = data.take(slice(0, OTHERS))
     _warm_up(parts.step, others)
     image = CONTRAST * data.take(slice(OTHERS, OTHERS + 1))[0]

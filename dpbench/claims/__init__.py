@@ -25,11 +25,11 @@ number (`metric: computed`) has settings of what computes it for overrides (`dpb
 """
 
 from dpbench.claims.evidence import Evidence, Measured, Run
+from dpbench.claims.finding import Finding, Lack, Outcome
 from dpbench.claims.load import load_all, load_artefact
 from dpbench.claims.needs import cost
 from dpbench.claims.schema import SECTIONS, Artefact, Cell, Claim, Kind
 from dpbench.claims.scorecard import JudgedCell, Judgement, Scorecard, examine
-from dpbench.claims.verdict import Finding, Lack, Outcome
 
 __all__ = [
     "SECTIONS",

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dpbench.claims.evidence import Evidence, Measured
+from dpbench.claims.finding import Finding, Lack, Outcome
 from dpbench.claims.pairs import sources
 from dpbench.claims.schema import Artefact, Cell, Claim, Kind, Order, Trend, Words
-from dpbench.claims.verdict import Finding, Lack, Measure, Outcome, judge_order, judge_trend, judge_value, judge_words
+from dpbench.claims.verdict import Measure, judge_order, judge_trend, judge_value, judge_words
 
 
 @dataclass(frozen=True)

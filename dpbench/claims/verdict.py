@@ -5,74 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from functools import cache
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from dpbench.claims.evidence import Measured
+from dpbench.claims.finding import Finding, Lack, Outcome
 from dpbench.claims.needs import cost
 from dpbench.claims.notation import number
 from dpbench.claims.pairs import changes_of, distinct_pairs, sources
 from dpbench.claims.schema import Artefact, Cell, Order, Trend, Words
+from dpbench.claims.standard_errors import ERRORS, Noise, error_of, printed_error, standard_error
 from dpbench.wording import number_of
 
-# Standard errors that a difference must exceed.
-ERRORS = 2.0
 # Of numbers that are compared with a bound.
 ROUNDING = 1e-9
-
-
-class Outcome(StrEnum):
-    """What became of a claim."""
-
-    REPRODUCED = "reproduced"
-    AS_DERIVED = "as derived"
-    ABOVE = "above"
-    BELOW = "below"
-    ORDER_HOLDS = "order holds"
-    ORDER_FAILS = "order fails"
-    ORDER_OPEN = "order within noise"
-    TOO_FEW_SEEDS = "too few seeds"
-    ACCOUNTING_DIFFERS = "accounting differs"
-    NOT_RUN = "not run"
-    FAILED = "failed"
-    NOT_JUDGED = "not judged by numbers"
-
-
-class Lack(StrEnum):
-    """What a claim that was not run waits for."""
-
-    QUOTED = "the paper quotes the number from another publication"
-    NOT_REPRODUCIBLE = "not reproducible, as its page says why"
-    RUNS = "runs are missing"
-    WEIGHTS = "runs are missing, which need pretrained weights that can be fetched"
-    UNPUBLISHED = "runs are missing, which need pretrained weights that nobody published"
-    COMPUTATION = "not computed yet"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The verdict on one claim.
-
-    Attributes:
-        artefact: its file below conf/paper.
-        claim: in words.
-        outcome: the verdict.
-        detail: the numbers behind it, or what is missing.
-        own: whether the claim is not the paper's, see `Order`.
-        derived: whether the number is one that the paper does not print, see `Cell`.
-        lack: why it was not run; None for other outcomes.
-    """
-
-    artefact: str
-    claim: str
-    outcome: Outcome
-    detail: str
-    own: bool = False
-    derived: bool = False
-    lack: Lack | None = None
 
 
 Measure = Callable[[Cell], Measured]
@@ -101,7 +48,7 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
         return obstacle
     found = [one for _, one in parts]
     value = cleared(found[0].mean - (found[1].mean if len(found) > 1 else 0.0), cell)
-    error = math.hypot(*(_standard_error(one) for one in found), _printed_error(cell))
+    error = math.hypot(*(standard_error(one) for one in found), printed_error(cell))
     allowed = max(cell.tolerance.points, ERRORS * error)
     difference = value - cell.printed.value
     by = "computed" if cell.metric == "computed" else f"over {number_of(len(found[0].values), 'run')}"
@@ -136,7 +83,7 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     is open between the two. A margin, or a distance to stay within, is met by the difference itself and missed where
     it is missed by more than noise; "at least" needs no more than not to be contradicted. Pairs that were run decide
     alone where those that were not could not change the verdict: one that contradicts is enough against an order
-    claimed of all. The more pairs there are of which few decide, the more noise each is granted (`_Noise`). Pairs of
+    claimed of all. The more pairs there are of which few decide, the more noise each is granted (`Noise`). Pairs of
     the same runs, as of panels that share them, are one.
     """
     pairs = [(_part(above, measure), _part(below, measure)) for above, below in distinct_pairs(artefact, order)]
@@ -144,7 +91,7 @@ def judge_order(artefact: Artefact, order: Order, measure: Measure) -> Finding:
     asked = len(pairs) if order.pairs is None else order.pairs
     shares = 1 / (len(pairs) - asked + 1), 1 / asked
     verdicts = [
-        _pair(order, above.mean - below.mean, _Noise(_error(cell, above), _error(other, below), *shares))
+        _pair(order, above.mean - below.mean, Noise(error_of(cell, above), error_of(other, below), *shares))
         for (cell, above), (other, below) in run
     ]
     holds, fails = verdicts.count(Outcome.ORDER_HOLDS), verdicts.count(Outcome.ORDER_FAILS)
@@ -170,7 +117,7 @@ def judge_trend(artefact: Artefact, trend: Trend, measure: Measure) -> Finding:
     sign = 1 if trend.rising else -1
     terms = [[(weight * sign, _number(cell, measure)) for cell, weight in change] for change in changes]
     mean = statistics.fmean(sum(weight * one.mean for weight, one in change) for change in terms)
-    error = math.hypot(*(_error(*part).size for part in parts)) / len(terms)
+    error = math.hypot(*(error_of(*part).size for part in parts)) / len(terms)
     outcome = _sign(mean, ERRORS * error)
     detail = f"changes by {sign * mean:+.3g} on average over {len(terms)} places, noise ±{ERRORS * error:.3g}"
     return _accounted(Finding(artefact.where, trend.says, outcome, detail), parts)
@@ -192,62 +139,7 @@ def _part(cell: Cell, measure: Measure) -> Part:
     return cell, _number(cell, measure)
 
 
-@dataclass(frozen=True)
-class _Error:
-    """Of a mean.
-
-    Attributes:
-        size: its standard error.
-        freedom: degrees of freedom of that; inf where it is not an estimate.
-    """
-
-    size: float
-    freedom: float = math.inf
-
-
-class _Noise:
-    """How far two means must lie apart to say which is above.
-
-    Two standard errors for one pair. Where k of m pairs would decide an order, chance has many tries: k - 1 of them may
-    be as they seem, and then one error among the other m - k + 1 decides it. So much noise is granted to each that all
-    together err no more often than one pair does (tests at 1/(m - k + 1) of the level; with fewer that are as they
-    seem, more errors are needed, and as many come no more often, by Markov's inequality), by Student's distribution
-    with Welch's degrees of freedom.
-
-    Attributes:
-        bearing_out: for a pair that is to bear the order out.
-        contradicting: for one that is to contradict it.
-    """
-
-    def __init__(self, above: _Error, below: _Error, deciding_for: float, deciding_against: float) -> None:
-        """Of one pair.
-
-        Args:
-            above: of the mean that is said to be above.
-            below: of the other one.
-            deciding_for: share of the level at which a pair bears the order out.
-            deciding_against: the same where it contradicts it.
-        """
-        error = math.hypot(above.size, below.size)
-        estimated = sum(one.size**4 / one.freedom for one in (above, below))
-        freedom = error**4 / estimated if estimated > 0 else math.inf
-        self.bearing_out = _errors_at(deciding_for, freedom) * error
-        self.contradicting = _errors_at(deciding_against, freedom) * error
-
-
-@cache
-def _errors_at(share: float, freedom: float) -> float:
-    """How many standard errors are exceeded by chance in so small a share of the cases in which two are."""
-    if share == 1:
-        return ERRORS
-    from scipy.special import ndtr, ndtri, stdtr, stdtrit  # takes a while, which most commands have no use for
-
-    if math.isinf(freedom):
-        return float(-ndtri(share * ndtr(-ERRORS)))
-    return float(-stdtrit(freedom, share * stdtr(freedom, -ERRORS)))
-
-
-def _pair(order: Order, difference: float, noise: _Noise) -> Outcome:
+def _pair(order: Order, difference: float, noise: Noise) -> Outcome:
     if order.within is not None:
         return _met(order.within - abs(difference), noise)
     if order.margin is not None:
@@ -266,7 +158,7 @@ def _bound(order: Order) -> str:
     return f"by {order.margin:g} or more: " if order.margin is not None else ""
 
 
-def _met(left: float, noise: _Noise) -> Outcome:
+def _met(left: float, noise: Noise) -> Outcome:
     """Of a bound, of which so much is left; what rounding leaves of a number that is just on it is nothing."""
     if left >= -ROUNDING:
         return Outcome.ORDER_HOLDS
@@ -298,25 +190,6 @@ def _amount(value: float, cell: Cell) -> str:
 def _own(value: float, cell: Cell) -> str:
     """An amount of ours, as tables show it."""
     return _amount(value, cell) if cell.metric == "computed" else f"{number(value, cell.unit)} {cell.unit}".strip()
-
-
-def _standard_error(one: Measured) -> float:
-    return 0.0 if one.spread is None else one.spread / math.sqrt(len(one.values))
-
-
-def _error(cell: Cell, one: Measured) -> _Error:
-    """Of the mean of a cell that is compared with another one.
-
-    The spread of a single run is not known: two standard errors of it are taken to be the tolerance of its number.
-    """
-    if one.runs and one.spread is None:
-        return _Error(cell.tolerance.points / ERRORS)
-    return _Error(_standard_error(one), len(one.values) - 1 or math.inf)
-
-
-def _printed_error(cell: Cell) -> float:
-    spread = cell.printed.spread if cell.printed is not None else None
-    return 0.0 if spread is None else spread / math.sqrt(cell.seeds)
 
 
 def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding | None:

@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 from dpbench.config.compose import ADD_M, MOST_JOBS
 from dpbench.errors import UserError, require
 from dpbench.launch.launcher import launcher_of
-from dpbench.training.distributed import current_team
+from dpbench.training.torchrun import current_team
 
 
 def parse(typed: Sequence[str]) -> Namespace:

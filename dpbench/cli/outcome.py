@@ -15,7 +15,7 @@ from dpbench.files import write_atomically
 from dpbench.tracking import Status, log_table
 from dpbench.tracking.record import MODEL
 from dpbench.tracking.status import NOT_RUN, in_words
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 
 def rows_of(jobs: Sequence[Job]) -> list[Row]:

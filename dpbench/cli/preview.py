@@ -17,7 +17,7 @@ from dpbench.reproduction.times import Times
 from dpbench.training.calibrating import budgets
 from dpbench.training.checkpoint import Checkpoints
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 from dpbench.wording import duration
 
 # Seconds by arithmetic above which a step is not timed on a CPU.

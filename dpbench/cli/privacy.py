@@ -13,7 +13,8 @@ from rich.text import Text
 
 from dpbench.cli.command import OK, OverridesParser, run_command
 from dpbench.config import Job, compose_jobs
-from dpbench.config.schema import RunConfig, register
+from dpbench.config.registry import register
+from dpbench.config.schema import RunConfig
 from dpbench.console import make_console, new_table
 from dpbench.errors import UserError, require
 from dpbench.privacy import SCHEMES, calibrate, epsilon

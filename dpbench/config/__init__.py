@@ -3,6 +3,7 @@
 | module | subject |
 |---|---|
 | `schema`, `privacy` | all settings of a run, typed and checked one by one |
+| `registry` | which classes the options of YAML files are |
 | `rules` | numbers that follow from settings |
 | `combinations`, `searches` | which settings go together; what the runs of a search have in common |
 | `own`, `promises` | stages from outside the package; what eps takes for granted of them |

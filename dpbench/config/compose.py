@@ -30,7 +30,8 @@ from dpbench.config.files import (
 from dpbench.config.identity import name_of
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
 from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
-from dpbench.config.schema import RunConfig, register
+from dpbench.config.registry import register
+from dpbench.config.schema import RunConfig
 from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError, require
 from dpbench.stage import is_own

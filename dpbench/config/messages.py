@@ -12,7 +12,8 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpbench.config.schema import SCHEMAS, RunConfig
+from dpbench.config.registry import SCHEMAS
+from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.wording import is_decimal
 

@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from typing_extensions import override
 
-from dpbench.config.schema import SCHEMAS, RunConfig
+from dpbench.config.registry import SCHEMAS
+from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.stage import is_own
 

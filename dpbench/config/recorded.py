@@ -11,8 +11,8 @@ from typing import Any
 
 from dpbench.config.identity import digest, identifying
 from dpbench.config.own import own_stage
+from dpbench.config.registry import SCHEMAS
 from dpbench.config.rules import delta_of, evaluated_every
-from dpbench.config.schema import SCHEMAS
 from dpbench.data.base import Suggested
 from dpbench.privacy.sampling import SCHEMES, steps_of
 from dpbench.tracking.shapes import NOT_FINITE

@@ -16,12 +16,14 @@ from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RecordError
 from dpbench.tracking.status import Status
 from dpbench.training.display import Display
-from dpbench.training.distributed import TorchTeam, current_team
-from dpbench.training.execution import Execution, failed_to_begin, record_of
+from dpbench.training.distributed import TorchTeam
+from dpbench.training.execution import Execution
 from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
+from dpbench.training.job_record import failed_to_begin, record_of
 from dpbench.training.lockstep import alone, together
+from dpbench.training.torchrun import current_team
 
 # Why a run that was stopped is not begun again by the command that forced it.
 SEEN = (
@@ -81,7 +83,7 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
                 with Display(console, config.steps) as display, stream:
                     _carry_out(execution, display, Occasions(config.checkpoint, interruption))
         finally:
-            if isinstance(execution.team, TorchTeam) and execution.team.lost:
+            if execution.team.lost:
                 interruption.outlive_the_others()
         execution.give_up()
         interruption.raise_noted()

@@ -10,12 +10,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from dpbench.config import Job, by_seed, chosen, load
-from dpbench.config.schema import register
+from dpbench.config.registry import register
 from dpbench.console import make_console
 from dpbench.launch.execute import execute, give_up_if_forced_and_seen
 from dpbench.tracking.lock import outlive
 from dpbench.tracking.process import Process
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 
 def train_job(composed: DictConfig, launcher: Process) -> str | None:

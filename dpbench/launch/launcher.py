@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from dpbench.config.files import loader_of
 from dpbench.config.messages import explain, no_such_setting, unknown_setting
 from dpbench.config.own import find_own_stages
-from dpbench.config.schema import register
+from dpbench.config.registry import register
 from dpbench.errors import require
 from dpbench.launch.job import train_job
 from dpbench.tracking.process import Process

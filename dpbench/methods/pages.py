@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dpbench.config import Job, compose_jobs, conf_folder
 from dpbench.config.files import purpose
-from dpbench.config.schema import register
+from dpbench.config.registry import register
 from dpbench.errors import UserError
 from dpbench.markdown import table
 from dpbench.methods.entry import Entry, read_entry

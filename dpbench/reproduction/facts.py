@@ -21,8 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from dpbench.claims.notation import Candidate, Overrides
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
+from dpbench.config.registry import SCHEMAS
 from dpbench.config.rules import evaluated_every
-from dpbench.config.schema import SCHEMAS, RunConfig
+from dpbench.config.schema import RunConfig
 from dpbench.data import Dataset
 from dpbench.models import Model, PretrainedModel
 from dpbench.query import Query

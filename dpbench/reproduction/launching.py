@@ -17,7 +17,7 @@ from dpbench.launch.rounds import carry_through
 from dpbench.reproduction.queue import Work
 from dpbench.tracking.lock import is_held
 from dpbench.tracking.status import NOT_RUN, WITH_RESULT, Status, in_words
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
 
 
 class Launch:

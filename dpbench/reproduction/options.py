@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from dpbench.config import conf_folder
-from dpbench.config.schema import SCHEMAS
+from dpbench.config.registry import SCHEMAS
 
 
 @remembered

@@ -27,7 +27,8 @@ from dpbench.reproduction.available import Available
 from dpbench.reproduction.facts import Facts, facts_of
 from dpbench.reproduction.times import forward_flops
 from dpbench.tracking.status import WITH_RESULT
-from dpbench.training.execution import record_of
+from dpbench.training.job_record import record_of
+from dpbench.training.loading import load_splits
 
 STEPS, BATCH = 2, 4
 # Samples of the data that are evaluated on, and of made-up data that are trained on.
@@ -149,7 +150,7 @@ class _Trial:
         return self._data[key]
 
     def _real(self, config: RunConfig) -> Splits:
-        data = config.dataset.load(Path(config.data.root), download=config.data.download)
+        data = load_splits(config)
         others = {name: _first(split, TESTED) for name, split in data.others.items()}
         asked = data.prompts
         if asked is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from dpbench.tracking.damage import OF_FINISHED
+from dpbench.tracking.damage import damage_of
 from dpbench.tracking.reading import Recorded, in_words, releases_in
 from dpbench.tracking.status import Status
 
@@ -31,7 +31,7 @@ def problems_of(record: Recorded, hash_of: Callable[[Mapping[str, Any]], str]) -
     if record.word != Status.RUNNING:
         found += [*_ledger(record)]
     if record.finished:
-        found += [f"{name} is missing" for name in OF_FINISHED if not (record.folder / name).exists()]
+        found += filter(None, [damage_of(record)])
         found += [*_of_finished(record)]
     return found
 
@@ -79,8 +79,6 @@ def _of_finished(record: Recorded) -> Iterator[str]:
     steps = [int(line.get("step", -1)) for line in lines]
     if any(later <= earlier for earlier, later in pairwise((-1, *steps))):
         yield "metrics.jsonl has steps that do not grow"
-    elif steps and summary.get("steps") is not None and steps[-1] != summary["steps"]:
-        yield f"metrics.jsonl ends at step {steps[-1]} of {summary['steps']}"
     last, final = lines[-1].get("test_accuracy") if lines else None, summary["test_accuracy"]["final"]
     if lines and last != final:
         yield f"metrics.jsonl ends with accuracy {last}, summary.json has {final}"

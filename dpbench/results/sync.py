@@ -18,7 +18,8 @@ from dpbench.tracking.index import Index
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.shapes import is_number
 from dpbench.tracking.status import Status
-from dpbench.tracking.wandb import UNREACHABLE, Mode, choose_mode, open_tracker
+from dpbench.tracking.wandb import UNREACHABLE, open_tracker
+from dpbench.tracking.wandb_mode import Mode, choose_mode
 from dpbench.wording import number_of
 
 # Runs of which it is known what they came to.

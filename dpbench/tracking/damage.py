@@ -30,8 +30,8 @@ def damage_of(record: Recorded) -> str | None:
 
 def _cut_short(record: Recorded) -> str | None:
     """Whole lines may be missing; the last step of a run is always evaluated."""
-    last = record.metrics[-1]["step"] if record.metrics else None
-    return None if last == record.summary.get("steps") else "metrics.jsonl ends before the run did"
+    last, steps = record.metrics[-1]["step"] if record.metrics else None, record.summary.get("steps")
+    return None if last == steps else f"metrics.jsonl ends at step {last or 0} of {steps}"
 
 
 def set_aside(path: Path, results_dir: Path) -> Path:

@@ -18,7 +18,7 @@ from rich.console import Console
 from dpbench.config.schema import RunConfig
 from dpbench.garbage import uncollected
 from dpbench.training.budget import Budget, budget, is_known
-from dpbench.training.distributed import current_team
+from dpbench.training.torchrun import current_team
 
 
 def budgets(configs: Sequence[RunConfig], console: Console) -> list[Budget]:

@@ -2,101 +2,52 @@
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
-from dpbench.config import Job, RunConfig, config_hash, resolved
-from dpbench.config.own import contracts, place
+from dpbench.config import Job
 from dpbench.data import Splits
-from dpbench.devices import choose_device, describe, out_of_memory, prepare_device
 from dpbench.errors import UserError
-from dpbench.files import jsonable, read_json
+from dpbench.files import jsonable
 from dpbench.garbage import uncollected
 from dpbench.privacy import Ledger
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
 from dpbench.tracking.lock import LockLostError
-from dpbench.tracking.provenance import gone_on, provenance
-from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL, RecordError
+from dpbench.tracking.record import GRADIENTS, MODEL, RecordError
 from dpbench.tracking.status import FOR_GOOD
-from dpbench.training.assemble import Assembly, assemble
-from dpbench.training.budget import Budget, budget, in_words, open_ledger, search_eps
 from dpbench.training.display import Display
-from dpbench.training.distributed import TorchTeam, current_team
-from dpbench.training.following import call_together, join
+from dpbench.training.distributed import TorchTeam
+from dpbench.training.following import call_together
 from dpbench.training.interruption import Occasion, Occasions, StoppedError
+from dpbench.training.job_record import OUTLASTING, failed_to_begin, in_a_sentence, recorded_settings
 from dpbench.training.keeping import Found, Keeper, final_weights
-from dpbench.training.leases import device_of_this_process
 from dpbench.training.lockstep import Steps
-from dpbench.training.loop import DivergedError, Metrics, Progress, train
-from dpbench.training.padding import require_padding_unread
+from dpbench.training.loop import DivergedError, Metrics, train
+from dpbench.training.preparing import Prepared, prepare
 from dpbench.training.recorder import GradientRecorder
 from dpbench.training.repeating import computed_by
 from dpbench.training.resume import Training
-
-# Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of
-# releases made.
-OUTLASTING = (CHECKPOINTS, "provenance.json", "ledger.json")
-
-# Two accounts of the same releases differ by no more.
-ROUNDING = 1e-6
-
-
-def record_of(job: Job) -> RunRecord:
-    """The record of a job's run, whether it exists or not."""
-    return RunRecord(Path(job.config.results_dir), config_hash(job.config), job.config.seed)
-
-
-def settings_of(job: Job) -> dict[str, Any]:
-    """What config.yaml holds."""
-    config = {**resolved(job.config), "choices": job.choices, "overrides": list(job.overrides)}
-    return {key: jsonable(value) for key, value in config.items()}
-
-
-def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None) -> None:
-    """Record that an attempt at a run failed before its first step; what earlier ones left stays."""
-    kept = () if job.config.force else (*OUTLASTING, "metrics.jsonl")
-    before = read_json(record.folder / "provenance.json") if kept else {}
-    record.start(settings_of(job), before, keep=kept)
-    record.set_status(Status.FAILED, reason, trace)
-
-
-def in_a_sentence(error: Exception, config: RunConfig) -> str:
-    """Why a run failed, on one line, however many the error has."""
-    said = " ".join(str(error).split())
-    if isinstance(error, (RecordError, UserError)):
-        return said
-    if out_of_memory(error):
-        return f"memory ran out ({said}); choose a smaller model or micro_batch, or a device with more memory"
-    where = place(error, [type(getattr(config, group)) for group in contracts()])
-    return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")
-
-
-class Prepared(NamedTuple):
-    """Everything that training needs.
-
-    Attributes:
-        training: the run, at its beginning or where it goes on.
-        splits: data.
-        spends: the budget.
-        origin: what provenance.json holds.
-        found: in the checkpoint that it goes on from; None at its beginning.
-    """
-
-    training: Training
-    splits: Splits
-    spends: Budget
-    origin: dict[str, Any]
-    found: Found | None
+from dpbench.training.summary import summary_of, why_invalid
+from dpbench.training.torchrun import current_team
 
 
 class Execution:
-    """The state of one run while it is carried out."""
+    """The state of one run while it is carried out.
+
+    Attributes:
+        job: the run.
+        config: of it.
+        record: of it.
+        console: is told how it goes.
+        team: that trains it; this process leads it.
+        keeper: of its checkpoints.
+        prepared: what training needs, from `prepare` until `give_up`.
+    """
 
     prepared: Prepared
 
@@ -154,8 +105,14 @@ class Execution:
         Args:
             splits: data, if they are not to be loaded.
         """
+
+        def work() -> None:
+            self.prepared = prepare(
+                self.config, self.record, splits, team=self.team, keeper=self.keeper, say=self.console.print
+            )
+
         with uncollected():  # the first run imports what reads its data, and a compiler with its optimizer
-            return self._went_well(lambda: self._prepare(splits))
+            return self._went_well(work)
 
     def _went_well(self, work: Callable[[], None]) -> bool:
         """Whether some work before the first step did; why not, if it didn't, is recorded or noted."""
@@ -212,48 +169,6 @@ class Execution:
         self.keeper.stand_together(found, same, [standing.computed_by for standing in standings[1:]])
         return []
 
-    def _prepare(self, splits: Splits | None) -> None:
-        config = self.config
-        device = (
-            device_of_this_process(config.device) if self._alone else self.team.device(choose_device(config.device))
-        )
-        prepare_device(device)
-        spends = budget(config)
-
-        def assembled(multiplier: float | None) -> tuple[Assembly, Ledger]:
-            multiplier = spends.noise_multiplier if multiplier is None else multiplier
-            ledger = open_ledger(config, multiplier, spends.published_eps)
-            return assemble(config, device, multiplier, ledger), ledger
-
-        unused = [assembled(None)]  # before any data are read
-        whole = self._load().to(device) if splits is None else splits
-        require_padding_unread(unused[0][0].step.gradients, whole.train)
-        if splits is None:
-            splits = self.team.shares(whole)
-            processes = "" if self._alone else f", {self.team.size} processes"
-            self.console.print(f"  {in_words(config, spends)}; {describe(device)}{processes}")
-
-        def begin(multiplier: float | None) -> Training:
-            parts, ledger = unused.pop() if unused else assembled(multiplier)
-            join(self.team, parts, config)
-            return Training(parts, ledger, Progress.start(config, splits, self.team), [])
-
-        training, found = self.keeper.resume(begin)
-        origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": self.team.size}
-        if found is not None:
-            first = read_json(self.record.folder / "provenance.json")
-            first.pop("wall_seconds", None)
-            origin = gone_on(first, training.parts.step.steps, origin)
-        self.prepared = Prepared(training, splits, spends, origin, found)
-
-    def _load(self) -> Splits:
-        data = self.config.data
-        try:
-            return self.config.dataset.load(Path(data.root), download=data.download)
-        except OSError as error:  # no permission, no such device, a name longer than a file system takes
-            why = f"can't be read ({error.strerror or error})"
-            raise UserError(why, field="data.root", value=data.root) from error
-
     def carry_out(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
         """Train, see `train`; says so, and leaves the record alone, where another process has taken the run over."""
         try:
@@ -264,15 +179,14 @@ class Execution:
 
     def train(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
         """Train, and record how it ended, whatever happens; to be carried out by lockstep.py."""
-        training, splits, spends, origin, found = self.prepared
-        parts, ledger, earlier = training.parts, training.ledger, training.progress.seconds
+        training, splits, _, origin, found = self.prepared
+        began = time.perf_counter() - training.progress.seconds
         origin = {**origin, "seeds_at_once": seeds_at_once}
         logged = [metrics.as_dict() for metrics in training.metrics]
         status, reason, trace = Status.FAILED, None, None
-        start = time.perf_counter()
         kept = () if self.config.force else OUTLASTING
         try:
-            self.record.start(settings_of(self.job), origin, metrics=logged, keep=kept)
+            self.record.start(recorded_settings(self.job), origin, metrics=logged, keep=kept)
         except RecordError as error:
             self._unrecorded(str(error))
             return status
@@ -282,8 +196,8 @@ class Execution:
             self._tracker = tracker = self._open_tracker(found, logged)
             yield from self._steps(training, splits, tracker, display, occasions)
             if self.config.keep_model:
-                self.record.write_bytes(MODEL, final_weights(parts))
-            reason = self._why_invalid(ledger)
+                self.record.write_bytes(MODEL, final_weights(training.parts))
+            reason = why_invalid(self.config, training.ledger)
             status = Status.FINISHED if reason is None else Status.INVALID
         except KeyboardInterrupt:
             status, reason = Status.INTERRUPTED, "by the user"
@@ -298,53 +212,56 @@ class Execution:
         except Exception as error:
             reason, trace = in_a_sentence(error, self.config), traceback.format_exc()
         finally:
-            summary: dict[str, Any] = {}
-            recorded = False
+            status = self._close(status, reason, trace, origin, began)
+        return status
+
+    def _close(
+        self, status: Status, reason: str | None, trace: str | None, origin: dict[str, Any], began: float
+    ) -> Status:
+        """Write what a run leaves, its status last, and let go of W&B; the status that it has by that.
+
+        Args:
+            status: how it ended.
+            reason: why.
+            trace: of an error.
+            origin: what provenance.json holds.
+            began: when it would have begun without a break, by `time.perf_counter`.
+        """
+        training, _, spends, _, _ = self.prepared
+        parts, ledger = training.parts, training.ledger
+        summary: dict[str, Any] = {}
+        recorded = False
+        try:
             try:
-                try:
-                    if status == Status.DIVERGED:  # of which everyone is told
-                        self.keeper.publish(len(ledger), training)
-                    summary = self._summary(training, spends)
-                    self._write_ledger(ledger)
-                    self.record.write("summary.json", summary)
-                    if isinstance(parts.step.recorder, GradientRecorder):
-                        self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
-                    for rank, by in zip(self._ranks, [computed_by(parts), *self.keeper.others], strict=False):
-                        rank["at_once"] = by["at_once"]
-                    wall = round(earlier + time.perf_counter() - start, 3)
-                    self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
-                except LockLostError:
-                    raise
-                except Exception as error:  # a run is finished if all that its record consists of is written
-                    reason = reason or in_a_sentence(error, self.config)
-                    status = status if status == Status.INTERRUPTED else Status.FAILED
-                status = self._set_status(status, reason, trace)
-                recorded = True
-                if status in FOR_GOOD:
-                    self.keeper.remove(finished=status == Status.FINISHED)
-            finally:  # W&B is waited for, whether the record could be closed or not
-                if self._tracker is not None:
-                    self._tracker.finish(jsonable(summary), succeeded=recorded and status == Status.FINISHED)
+                if status == Status.DIVERGED:  # of which everyone is told
+                    self.keeper.publish(len(ledger), training)
+                summary = summary_of(self.config, training, self.keeper.made(ledger), spends)
+                self._write_ledger(ledger)
+                self.record.write("summary.json", summary)
+                if isinstance(parts.step.recorder, GradientRecorder):
+                    self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
+                for rank, by in zip(self._ranks, [computed_by(parts), *self.keeper.others], strict=False):
+                    rank["at_once"] = by["at_once"]
+                wall = round(time.perf_counter() - began, 3)
+                self.record.write("provenance.json", {**origin, "at_once": parts.at_once, "wall_seconds": wall})
+            except LockLostError:
+                raise
+            except Exception as error:  # a run is finished if all that its record consists of is written
+                reason = reason or in_a_sentence(error, self.config)
+                status = status if status == Status.INTERRUPTED else Status.FAILED
+            status = self._set_status(status, reason, trace)
+            recorded = True
+            if status in FOR_GOOD:
+                self.keeper.remove(finished=status == Status.FINISHED)
+        finally:  # W&B is waited for, whether the record could be closed or not
+            if self._tracker is not None:
+                self._tracker.finish(jsonable(summary), succeeded=recorded and status == Status.FINISHED)
         return status
 
     def wait_for_tracker(self) -> None:
         """Wait until W&B has what it is sent: once runs in step with this one have written what they leave."""
         if self._tracker is not None:
             self._tracker.wait()
-
-    def _why_invalid(self, ledger: Ledger) -> str | None:
-        """What is wrong with the releases of a run that has taken all its steps; None for nothing."""
-        if not ledger.complete():
-            return f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
-        eps, spent = self.config.eps, ledger.epsilon()
-        if self.config.privacy.published is None and spent > eps * (1 + ROUNDING):
-            return f"eps={spent:.4g} was spent, more than eps={eps:g}: its noise was calibrated by another account"
-        return None
-
-    @property
-    def _alone(self) -> bool:
-        """Whether this process is the only one that trains the run."""
-        return self.team.size == 1
 
     def _set_status(self, status: Status, reason: str | None, trace: str | None) -> Status:
         """Record how the run ended, the last thing written of it; the status that it has by that."""
@@ -361,7 +278,7 @@ class Execution:
             config.tracker,
             Path(config.results_dir),
             name=self.job.name,
-            config={**settings_of(self.job), "hash": self.record.folder.parent.name},
+            config={**recorded_settings(self.job), "hash": self.record.folder.parent.name},
             tags=[str(config.algo["name"]), config.dataset.name, config.model.name],
             say=self.console.print,
             resumed=None if found is None else found.tracker,
@@ -421,38 +338,3 @@ class Execution:
     def _write_ledger(self, ledger: Ledger) -> None:
         made = self.keeper.made(ledger)
         self.record.write("ledger.json", {**made.state_dict(), "eps": made.epsilon()})
-
-    def _summary(self, training: Training, spends: Budget) -> dict[str, Any]:
-        """What the run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data."""
-        config, ledger = self.config, self.keeper.made(training.ledger)
-        last = training.metrics[-1] if training.metrics else None
-        multiplier, guarded = training.parts.step.noise_multiplier, training.parts.step.threshold.guarded()
-        best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
-        return {
-            "test_accuracy": {
-                "final": last.test_accuracy if last else None,
-                "best": best.test_accuracy if best else None,
-                "best_step": best.step if best else None,
-            },
-            "test_accuracy_by_class": last.class_accuracy if last else None,
-            "test_loss": last.test_loss if last else None,
-            "gradient_norm": last.gradient_norm if last else None,
-            **(last.more if last else {}),
-            **({"threshold_guards": guarded} if guarded else {}),
-            "eps": ledger.epsilon(),
-            "target_eps": config.eps,
-            "delta": config.delta_value,
-            "private": math.isfinite(config.eps) and config.uncertified is None,
-            "clipped": math.isfinite(config.clip.sensitivity(1.0)),
-            "accountant": ledger.accountant,
-            "sampler": config.privacy.sampler,
-            "published_eps": ledger.published_eps,
-            "search_eps": search_eps(config, spends, multiplier),
-            "noise_multiplier": multiplier,
-            "steps": len(ledger),
-            "sampling_rate": config.sampling_rate,
-            "algorithm": config.algo["name"],
-            "dataset": config.dataset.name,
-            "model": config.model.name,
-            "seed": config.seed,
-        }

@@ -21,9 +21,11 @@ from dpbench.tracking.published import Published
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import open_ledger
 from dpbench.training.checkpoint import DamagedError, packed, unpacked
-from dpbench.training.distributed import PartError, RankError, TorchTeam
+from dpbench.training.contact import RankError
+from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.interruption import Interruption, Occasion, StoppedError
 from dpbench.training.keeping import Found
+from dpbench.training.loading import load_splits
 from dpbench.training.lockstep import Steps, together
 from dpbench.training.loop import DivergedError, Metrics, Progress, train
 from dpbench.training.repeating import Repeats, computed_by
@@ -94,17 +96,17 @@ def call_together(
     handed = [] if found is None else [_bytes_of(training.shared_state()), *found.others]
     multiplier, ledger = training.parts.step.noise_multiplier, training.ledger
     sizes = tuple(map(len, handed))
-    team.announce(Order(job.overrides, config_hash(job.config), multiplier, ledger.published_eps, seen, sizes))
+    team.contact.announce(Order(job.overrides, config_hash(job.config), multiplier, ledger.published_eps, seen, sizes))
     try:
         team.in_turn(lambda: None)  # the others read their data now
         if handed:
             team.hand_out(handed[0], handed[1:])
         standings = team.gather(Standing(about(training.parts), computed_by(training.parts)))
     except Exception as error:
-        team.end(error)
+        team.contact.end(error)
         raise
     if not all(standing.ready for standing in standings):
-        team.end(None)
+        team.contact.end(None)
     return standings
 
 
@@ -119,9 +121,9 @@ def lead(team: TorchTeam, steps: Steps[Status], wish: Callable[[], Occasion]) ->
     try:
         (status,) = together([steps], partial(team.clipped_sums, wish=wish))
     except Exception as error:
-        team.end(error)
+        team.contact.end(error)
         raise
-    team.end(RuntimeError("recorded by process 0") if status is Status.FAILED else None)
+    team.contact.end(RuntimeError("recorded by process 0") if status is Status.FAILED else None)
     return status
 
 
@@ -138,13 +140,13 @@ def follow(team: TorchTeam, config_dirs: Sequence[Path]) -> None:
     warnings.simplefilter("ignore")  # rank 0 has the same to say
     interruption = Interruption(team)
     with suppress(RankError):  # rank 0 is gone, and torchrun says so
-        while (order := team.next_order()) is not None:
+        while (order := team.contact.next_order()) is not None:
             try:
                 _take_part(team, order, config_dirs, interruption)
             except Exception as error:
-                team.end(error)
+                team.contact.end(error)
             else:
-                team.end(None)
+                team.contact.end(None)
 
 
 def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path], interruption: Interruption) -> None:
@@ -159,7 +161,7 @@ def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path], inter
     join(team, parts, config)
     # Before anything is sent: a process that has no room says so.
     handed = [torch.empty(order.sizes[part], dtype=torch.uint8) for part in (0, team.rank) if order.sizes]
-    loaded = team.in_turn(lambda: config.dataset.load(Path(config.data.root), download=config.data.download))
+    loaded = team.in_turn(lambda: load_splits(config))
     splits = team.shares(loaded.to(device))
     follower = _Follower(team, config, Training(parts, ledger, Progress.start(config, splits, team), []), interruption)
     if handed:

@@ -31,6 +31,11 @@ class Team:
         """Whether this is rank 0."""
         return self.rank == 0
 
+    @property
+    def lost(self) -> bool:
+        """Whether another process has ended or does not answer, after which there is nothing left to do together."""
+        return False
+
     def device(self, chosen: torch.device) -> torch.device:
         """The device of this process.
 

@@ -1,0 +1,66 @@
+"""What a run came to: its summary, and whether it released what it had planned."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dpbench.config import RunConfig
+from dpbench.privacy import Ledger
+from dpbench.training.budget import Budget, search_eps
+from dpbench.training.resume import Training
+
+# Two accounts of the same releases differ by no more.
+ROUNDING = 1e-6
+
+
+def why_invalid(config: RunConfig, ledger: Ledger) -> str | None:
+    """What is wrong with the releases of a run that has taken all its steps; None for nothing."""
+    if not ledger.complete():
+        return f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
+    eps, spent = config.eps, ledger.epsilon()
+    if config.privacy.published is None and spent > eps * (1 + ROUNDING):
+        return f"eps={spent:.4g} was spent, more than eps={eps:g}: its noise was calibrated by another account"
+    return None
+
+
+def summary_of(config: RunConfig, training: Training, ledger: Ledger, spends: Budget) -> dict[str, Any]:
+    """What a run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data.
+
+    Args:
+        config: of the run.
+        training: the run, where it ended.
+        ledger: of all releases that were made of it.
+        spends: the budget.
+    """
+    last = training.metrics[-1] if training.metrics else None
+    multiplier, guarded = training.parts.step.noise_multiplier, training.parts.step.threshold.guarded()
+    best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
+    return {
+        "test_accuracy": {
+            "final": last.test_accuracy if last else None,
+            "best": best.test_accuracy if best else None,
+            "best_step": best.step if best else None,
+        },
+        "test_accuracy_by_class": last.class_accuracy if last else None,
+        "test_loss": last.test_loss if last else None,
+        "gradient_norm": last.gradient_norm if last else None,
+        **(last.more if last else {}),
+        **({"threshold_guards": guarded} if guarded else {}),
+        "eps": ledger.epsilon(),
+        "target_eps": config.eps,
+        "delta": config.delta_value,
+        "private": math.isfinite(config.eps) and config.uncertified is None,
+        "clipped": math.isfinite(config.clip.sensitivity(1.0)),
+        "accountant": ledger.accountant,
+        "sampler": config.privacy.sampler,
+        "published_eps": ledger.published_eps,
+        "search_eps": search_eps(config, spends, multiplier),
+        "noise_multiplier": multiplier,
+        "steps": len(ledger),
+        "sampling_rate": config.sampling_rate,
+        "algorithm": config.algo["name"],
+        "dataset": config.dataset.name,
+        "model": config.model.name,
+        "seed": config.seed,
+    }
