@@ -10,9 +10,11 @@ from dp_accounting import dp_event, get_epsilon_gaussian, pld
 
 from dpbench.devices import prepare_device, require_exact_products
 from dpbench.errors import UserError
-from dpbench.privacy import BudgetError
+from dpbench.privacy import SCHEMES, BudgetError, make_sampler
+from dpbench.privacy.uniform import SeededUniform
+from dpbench.randomness import generator
 
-PROGRAM, CORRELATED = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
+PROGRAM, KEPT, CORRELATED = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_loop.md").read_text(), re.DOTALL)
 
 
 def changed(old: str, new: str, program: str = PROGRAM) -> str:
@@ -145,7 +147,13 @@ def with_trees() -> str:
     """The program with what the page says of correlated noise in the place of its plan, calibration and ledger."""
     before, planned = SEEDED.split("scheme = SCHEMES")
     after = planned[planned.index("\nflat = ") :]
-    return before + CORRELATED + changed("noise=ConstantNoise()", "noise=noise", after)
+    for old, new in (
+        ("query=TwoPoint(gamma=0.5, kappa=0.7)", "query=OnePoint()"),
+        ("noise=ConstantNoise()", "noise=noise"),
+        ("filter=Exponential(kappa=0.7)", "filter=Identity()"),
+    ):
+        after = changed(old, new, after)
+    return before + CORRELATED + after
 
 
 def test_correlated_noise_spends_what_its_matrix_does():
@@ -174,3 +182,72 @@ def test_a_plan_of_correlated_noise_is_not_for_independent_noise():
     program = changed("noise=noise", "noise=ConstantNoise()", with_trees())
     with pytest.raises(ValueError, match="make the plan with correlation"):
         carried_out(program)
+
+
+class Released:
+    """Keeps the private gradients of all steps."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def unnoised(self, gradient: torch.Tensor) -> None:
+        pass
+
+    def private(self, gradient: torch.Tensor) -> None:
+        self.gradients.append(gradient.clone())
+
+
+def made(scheme: str) -> dict:
+    """What the program with trees makes, and what the page says of checkpoints, before the first step."""
+    names = carried_out(changed("for _ in range(steps):", "for _ in range(0):", with_trees()))
+    if scheme != "cyclic":  # the step and its ledger stay those of trees: this is about the batches
+        source = SeededUniform(generator(1, "sampling", names["device"], "own"))
+        names["sampler"] = make_sampler(SCHEMES[scheme], names["size"], names["batch"], source)
+    exec(compile(KEPT, "own_loop.md", "exec"), names)
+    names["step"].recorder = Released()
+    return names
+
+
+def taken(names: dict, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Batches and released gradients of so many further steps."""
+    batches, before = [], len(names["step"].recorder.gradients)
+    for _ in range(steps):
+        batches.append(names["sampler"].draw())
+        names["step"]([(names["inputs"][batches[-1]], names["labels"][batches[-1]])])
+    return batches, names["step"].recorder.gradients[before:]
+
+
+def generators(names: dict) -> list[torch.Generator]:
+    sources = (names["step"].noise_source, names["step"].side_source, names["sampler"]._source)
+    return [source.generator for source in sources]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) > 0 and all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("scheme", ["cyclic", "shuffled", "poisson", "fixed_size"])
+@pytest.mark.parametrize("with_sampler", [True, False])
+def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path, scheme, with_sampler):
+    """In the second pass of 8 steps; without the state of a sampler of passes the batches are others."""
+    stopped = made(scheme)
+    taken(stopped, 11)
+    stopped["write"](tmp_path / "checkpoint.pt")
+    seeds = [one.get_state() for one in generators(stopped)]
+    batches, gradients = taken(stopped, 9)
+
+    resumed = made(scheme)
+    if not with_sampler:
+        del resumed["remembering"]["sampler"]
+    resumed["read"](tmp_path / "checkpoint.pt")
+    for one, state in zip(generators(resumed), seeds, strict=True):
+        one.set_state(state)
+    assert len(resumed["ledger"]) == 11
+    again, of_again = taken(resumed, 9)
+
+    alike = with_sampler or not SCHEMES[scheme].passes
+    assert same(again, batches) == same(of_again, gradients) == alike
+    assert torch.equal(resumed["flat"].vector, stopped["flat"].vector) == alike
+    assert resumed["ledger"].complete()
+    with pytest.raises(BudgetError):
+        taken(resumed, 1)

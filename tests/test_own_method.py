@@ -213,6 +213,11 @@ def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf,
     assert outcome.error() == expected
 
 
+def test_an_option_that_no_folder_has_is_not_said_to_need_one(my_conf, tmp_path):
+    said = run(tmp_path, "-cd", str(my_conf), "algo=mien").error()
+    assert said.endswith("lp_dpgalore, mine; did you mean mine?")
+
+
 PACKAGE = "# @package _global_\n"
 NAMED = "algo:\n  name: mine\n"
 UNNAMED = "algo/mine.yaml sets no algo.name, under which its runs are recorded"

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,8 @@ import wandb
 from test_verdicts import World
 from wandb_log import offline_runs
 
+from dpbench.claims import load_all
+from dpbench.config import compose_each, conf_folder, config_hash
 from dpbench.config.schema import TrackerSettings
 from dpbench.report import build_grid, write_output
 from dpbench.report.wandb import build_report, build_workspace, log_output
@@ -120,6 +123,41 @@ def test_the_script_saves_where_somebody_is_logged_in(monkeypatch):
     saved = []
     module = script()
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
-    monkeypatch.setattr(module, "save", lambda settings, results: saved.append((settings.entity, results)))
+    monkeypatch.setattr(module, "save", lambda settings, *rest: saved.append((settings.entity, *rest)))
     assert module.main(["--entity", "us", "--results", "there"]) == 0
-    assert saved == [("us", Path("there"))]
+    ((entity, results, artefacts, config_dirs),) = saved
+    assert (entity, results, config_dirs) == ("us", Path("there"), [])
+    assert artefacts == load_all(conf_folder() / "paper")
+
+
+def test_the_script_takes_claims_and_options_of_ones_own(world, monkeypatch, tmp_path, capsys):
+    saved = []
+    module = script()
+    monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
+    monkeypatch.setattr(module, "save", lambda _, *rest: saved.append(rest))
+    own = world.artefact()
+    assert module.main(["--results", "there", "--claims", str(world.folder), "-cd", str(tmp_path)]) == 0
+    assert saved == [(Path("there"), (own,), [tmp_path])]
+    nowhere = str(tmp_path / "nowhere")
+    for typed, said in (
+        (["--claims", nowhere], f"claims={nowhere}: expected a folder with folders of papers"),
+        (["-cd", nowhere], f"-cd {nowhere}: no such folder"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            module.main(typed)
+        assert said in capsys.readouterr().err
+    assert len(saved) == 1
+
+
+def test_runs_of_options_of_ones_own_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    option = tmp_path / "conf" / "algo" / "mine.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("# @package _global_\nalgo:\n  name: mine\n")
+    line = ("algo=mine", "seed=0")
+    (job,) = compose_each([line], [tmp_path / "conf"])
+    record = tmp_path / "results" / "runs" / config_hash(job.config) / "0"
+    record.mkdir(parents=True)
+    (record / "status.json").write_text(json.dumps({"status": "finished"}))
+    assert script().hashes(tmp_path / "results", [tmp_path / "conf"])(line) == record.parent.name
+    assert script().hashes(tmp_path / "results", [])(line) is None

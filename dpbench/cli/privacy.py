@@ -45,6 +45,8 @@ nothing.
   python -m dpbench.privacy dataset=cifar10 batch_size=1000 epochs=50 eps=1,8
   python -m dpbench.privacy algo=disk eps=4 privacy=shuffled --grid 45
   python -m dpbench.privacy dataset=mnist batch_size=256 epochs=10 privacy.noise_multiplier=1.1
+
+Exit codes: 0, 2 bad input, 130 interrupted.
 """
 
 

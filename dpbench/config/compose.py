@@ -316,6 +316,6 @@ def _job(overrides: tuple[str, ...], compose_line: _Composer) -> Job:
             raise no_such_setting(bad, _compose(options, compose_line.config_dirs)) from error
         if is_unreadable(error):
             require_readable(compose_line.config_dirs)
-        raise explain(error, overrides) from error
+        raise explain(error, overrides, compose_line.config_dirs) from error
     OmegaConf.set_struct(composed, False)
     return Job(overrides, load(composed, choices), choices)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_type_hints
 
 from hydra.errors import MissingConfigException
@@ -58,17 +59,18 @@ SHAPES = {
 }
 
 
-def explain(error: Exception, overrides: Sequence[str] = ()) -> UserError:
+def explain(error: Exception, overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> UserError:
     """The sentence for an error raised while composing or resolving.
 
     Args:
         error: what Hydra or OmegaConf raised.
         overrides: what the user typed.
+        config_dirs: further folders that were searched for options.
     """
     if isinstance(error, UserError):
         return error
     if isinstance(error, MissingConfigException):
-        return _no_such_option(str(error))
+        return _no_such_option(str(error), config_dirs)
     if isinstance(error, RecursionError):
         return UserError(
             "a YAML file has itself among its defaults; to change an option, name it there and set the rest"
@@ -252,7 +254,7 @@ def _of_a_group(name: str, composed: DictConfig) -> str | None:
     return next((f"{g}.{name}" for g, node in nodes.items() if isinstance(node, DictConfig) and name in node), None)
 
 
-def _no_such_option(text: str) -> UserError:
+def _no_such_option(text: str, config_dirs: Sequence[Path]) -> UserError:
     match = re.search(r"Could not find '(?P<group>.+)/(?P<option>[^']*)'", text)
     if match is None:
         return UserError(_first_line(text))
@@ -269,9 +271,10 @@ def _no_such_option(text: str) -> UserError:
         return _to_override(file["option"], group, name)
     listed = re.search(r"Available options in '[^']+':\n(?P<options>(\t.+\n?)+)", text)
     options = [line.strip() for line in listed["options"].splitlines()] if listed else []
-    close = most_like(match["option"], options)
-    hint = f"; did you mean {close}?" if close else ""
-    return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=match["option"])
+    close = most_like(name, options)
+    hint = "; options of your own need -cd FOLDER" if group in GROUPS and not config_dirs else ""
+    hint += f"; did you mean {close}?" if close else ""
+    return UserError(f"expected one of {', '.join(options)}{hint}", field=match["group"], value=name)
 
 
 def _wrong_type(text: str, overrides: Sequence[str], option: str | None) -> UserError | None:
