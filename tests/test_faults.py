@@ -498,7 +498,11 @@ def test_a_number_that_is_none_ends_a_run_at_its_step_as_diverged(tmp_path, monk
     assert outcome.error() == "diverged: a parameter is no finite number after 2 steps"
     assert status(record) == "diverged"
     assert [line["step"] for line in read_metrics(record)] == [1]
-    assert sum(release["count"] for release in read(record, "ledger.json")["releases"]) == 2
+    ledger, summary = read(record, "ledger.json"), read(record, "summary.json")
+    assert sum(release["count"] for release in ledger["releases"]) == 2
+    # The data decided where it ended, so no fewer than all releases that were planned bound what it tells.
+    assert ledger["eps"] == summary["eps"]
+    assert 0.99 * float(ledger["target_eps"]) <= float(ledger["eps"]) <= float(ledger["target_eps"])
 
 
 def test_a_run_whose_loss_does_not_tell_of_broken_weights_is_not_finished(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from dpbench.training.preparing import Prepared, prepare
 from dpbench.training.recorder import GradientRecorder
 from dpbench.training.repeating import computed_by
 from dpbench.training.resume import Training
-from dpbench.training.summary import summary_of, why_invalid
+from dpbench.training.summary import spent_by, summary_of, why_invalid
 from dpbench.training.torchrun import current_team
 
 
@@ -233,10 +233,10 @@ class Execution:
         recorded = False
         try:
             try:
-                if status == Status.DIVERGED:  # of which everyone is told
+                if diverged := status == Status.DIVERGED:  # of which everyone is told
                     self.keeper.publish(len(ledger), training)
-                summary = summary_of(self.config, training, self.keeper.made(ledger), spends)
-                self._write_ledger(ledger)
+                summary = summary_of(self.config, training, self.keeper.made(ledger), spends, diverged=diverged)
+                self._write_ledger(ledger, diverged=diverged)
                 self.record.write("summary.json", summary)
                 if isinstance(parts.step.recorder, GradientRecorder):
                     self.record.write_bytes(GRADIENTS, parts.step.recorder.archive())
@@ -335,6 +335,6 @@ class Execution:
         occasion = occasions.after(step)
         return occasion._replace(write=occasion.write or self.keeper.wanted(self.prepared.training, step))
 
-    def _write_ledger(self, ledger: Ledger) -> None:
+    def _write_ledger(self, ledger: Ledger, *, diverged: bool = False) -> None:
         made = self.keeper.made(ledger)
-        self.record.write("ledger.json", {**made.state_dict(), "eps": made.epsilon()})
+        self.record.write("ledger.json", {**made.state_dict(), "eps": spent_by(made, diverged=diverged)})

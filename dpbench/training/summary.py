@@ -24,7 +24,18 @@ def why_invalid(config: RunConfig, ledger: Ledger) -> str | None:
     return None
 
 
-def summary_of(config: RunConfig, training: Training, ledger: Ledger, spends: Budget) -> dict[str, Any]:
+def spent_by(ledger: Ledger, *, diverged: bool) -> float:
+    """The eps of a run: of its releases, or where it diverged of all that it had planned.
+
+    Where a run diverges follows from its data, and the eps up to a step that the data choose bounds nothing (Rogers,
+    Roth, Ullman and Vadhan 2016); that of the whole plan does.
+    """
+    return (ledger.reaching(len(ledger.plan)) if diverged else ledger).epsilon()
+
+
+def summary_of(
+    config: RunConfig, training: Training, ledger: Ledger, spends: Budget, *, diverged: bool
+) -> dict[str, Any]:
     """What a run came to. `best` is the largest test accuracy of all evaluations: a choice made on test data.
 
     Args:
@@ -32,6 +43,7 @@ def summary_of(config: RunConfig, training: Training, ledger: Ledger, spends: Bu
         training: the run, where it ended.
         ledger: of all releases that were made of it.
         spends: the budget.
+        diverged: whether that is why it ended.
     """
     last = training.metrics[-1] if training.metrics else None
     multiplier, guarded = training.parts.step.noise_multiplier, training.parts.step.threshold.guarded()
@@ -47,7 +59,7 @@ def summary_of(config: RunConfig, training: Training, ledger: Ledger, spends: Bu
         "gradient_norm": last.gradient_norm if last else None,
         **(last.more if last else {}),
         **({"threshold_guards": guarded} if guarded else {}),
-        "eps": ledger.epsilon(),
+        "eps": spent_by(ledger, diverged=diverged),
         "target_eps": config.eps,
         "delta": config.delta_value,
         "private": math.isfinite(config.eps) and config.uncertified is None,
