@@ -391,11 +391,11 @@ def work(file: Path, crew: Crew) -> None:
             if isinstance(team, TorchTeam):
                 if team.leads:
                     team.contact.announce(name)
-                elif (order := team.contact.next_order()) != name:
+                elif (order := team.contact.next_instruction()) != name:
                     raise RuntimeError(f"expected {name}, got {order}")
             found[name] = trained(case, team)
         if isinstance(team, TorchTeam) and not team.leads:
-            assert team.contact.next_order() is None
+            assert team.contact.next_instruction() is None
         torch.save(found, file)
 
 

@@ -16,10 +16,11 @@ from dpbench.config import Job, conf_folder
 from dpbench.config.compose import REFERENCE
 from dpbench.config.own import contracts
 from dpbench.errors import show
+from dpbench.step import STAGES as OF_STEP
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, guarantee_of, open_ledger
 
-STAGES = ("query", "clip", "threshold", "noise", "filter", "optim")
+STAGES = (*OF_STEP, "optim")
 NOT_A_STAGE = {"algo", "dataset", "model", "tracker"}
 ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
@@ -120,8 +121,7 @@ def memory(job: Job) -> dict[str, float]:
     for _ in range(config.steps):
         step([])
     state, length = step.state_dict(), len(step.gradients.flat)
-    stages = ("query", "clip", "threshold", "noise", "filter")
-    named = {name: name for name in stages} | {"optim": "optimizer"}
+    named = {name: name for name in STAGES} | {"optim": "optimizer"}
     found = {group: sum(tensor.numel() for tensor in _tensors(state[name])) for group, name in named.items()}
     return {group: round(count / length, 1) for group, count in found.items()}
 

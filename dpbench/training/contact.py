@@ -132,23 +132,23 @@ class Contact:
         self.meet("the start of the run")
         self._preparing = False
 
-    def announce(self, order: object) -> None:
+    def announce(self, instruction: object) -> None:
         """Rank 0: let the others take part in a run."""
         self._take_up()
-        self._broadcast(order)
+        self._broadcast(instruction)
 
-    def next_order(self) -> Any:
+    def next_instruction(self) -> Any:
         """The others: what rank 0 announces next; None where there is no more to do."""
-        order = self._broadcast(None)
-        if order is not None:
+        instruction = self._broadcast(None)
+        if instruction is not None:
             self._take_up()
-        return order
+        return instruction
 
     def _take_up(self) -> None:
         self._busy, self._preparing, self._all_know, self._checksum = True, True, False, 0
 
-    def _broadcast(self, order: object) -> object:
-        box = [order]
+    def _broadcast(self, instruction: object) -> object:
+        box = [instruction]
         with self.in_touch():
             dist.broadcast_object_list(box, src=0, group=self._patient)
         return box[0]

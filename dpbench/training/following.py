@@ -34,7 +34,7 @@ from dpbench.training.slices import Slice
 from dpbench.training.team import Team
 
 
-class Order(NamedTuple):
+class Instruction(NamedTuple):
     """What rank 0 tells the others of a run.
 
     Attributes:
@@ -91,12 +91,14 @@ def call_together(
         seen: of the run.
 
     Returns:
-        How all stand, by rank. If one is not ready, the others wait for another order.
+        How all stand, by rank. If one is not ready, the others wait for another instruction.
     """
     handed = [] if found is None else [_bytes_of(training.shared_state()), *found.others]
     multiplier, ledger = training.parts.step.noise_multiplier, training.ledger
     sizes = tuple(map(len, handed))
-    team.contact.announce(Order(job.overrides, config_hash(job.config), multiplier, ledger.published_eps, seen, sizes))
+    team.contact.announce(
+        Instruction(job.overrides, config_hash(job.config), multiplier, ledger.published_eps, seen, sizes)
+    )
     try:
         team.in_turn(lambda: None)  # the others read their data now
         if handed:
@@ -140,33 +142,35 @@ def follow(team: TorchTeam, config_dirs: Sequence[Path]) -> None:
     warnings.simplefilter("ignore")  # rank 0 has the same to say
     interruption = Interruption(team)
     with suppress(RankError):  # rank 0 is gone, and torchrun says so
-        while (order := team.contact.next_order()) is not None:
+        while (instruction := team.contact.next_instruction()) is not None:
             try:
-                _take_part(team, order, config_dirs, interruption)
+                _take_part(team, instruction, config_dirs, interruption)
             except Exception as error:
                 team.contact.end(error)
             else:
                 team.contact.end(None)
 
 
-def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path], interruption: Interruption) -> None:
-    (job,) = compose_jobs(order.overrides, multirun=False, config_dirs=config_dirs)
+def _take_part(
+    team: TorchTeam, instruction: Instruction, config_dirs: Sequence[Path], interruption: Interruption
+) -> None:
+    (job,) = compose_jobs(instruction.overrides, multirun=False, config_dirs=config_dirs)
     config = job.config
-    if config_hash(config) != order.hash:
+    if config_hash(config) != instruction.hash:
         raise UserError("the same settings are another run here; all machines need the same code and options")
     device = team.device(choose_device(config.device))
     prepare_device(device)
-    ledger = open_ledger(config, order.noise_multiplier, order.published_eps)
-    parts = assemble(config, device, order.noise_multiplier, ledger)
+    ledger = open_ledger(config, instruction.noise_multiplier, instruction.published_eps)
+    parts = assemble(config, device, instruction.noise_multiplier, ledger)
     join(team, parts, config)
     # Before anything is sent: a process that has no room says so.
-    handed = [torch.empty(order.sizes[part], dtype=torch.uint8) for part in (0, team.rank) if order.sizes]
+    handed = [torch.empty(instruction.sizes[part], dtype=torch.uint8) for part in (0, team.rank) if instruction.sizes]
     loaded = team.in_turn(lambda: load_splits(config))
     splits = team.shares(loaded.to(device))
     follower = _Follower(team, config, Training(parts, ledger, Progress.start(config, splits, team), []), interruption)
     if handed:
         team.hand_out(handed[0], handed[1:])
-    standing = follower.stand(handed, order.seen.of(team.rank))
+    standing = follower.stand(handed, instruction.seen.of(team.rank))
     del handed
     if not all(each.ready for each in team.gather(standing)):
         return
@@ -180,7 +184,7 @@ def _take_part(team: TorchTeam, order: Order, config_dirs: Sequence[Path], inter
         on_evaluation=follower.on_evaluation,
         progress=follower.training.progress,
     )
-    with interruption, global_stream(config.seed, "model", team.stream(order.hash)):
+    with interruption, global_stream(config.seed, "model", team.stream(instruction.hash)):
         follower.load_global_streams()
         try:
             with suppress(StoppedError):

@@ -37,7 +37,7 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
 
     Args:
         config: of any of the runs.
-        runs: one for each seed, not yet trained.
+        runs: one for each seed, two or more, not yet trained.
         splits: samples of the training split are what the gradients are checked and timed on, which leaves no trace.
     """
     with ExitStack() as stack:
@@ -50,7 +50,7 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
 
 
 def _fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits) -> tuple[FusedGradients | None, str]:
-    if config.fuse_seeds is False or len(runs) < 2:
+    if config.fuse_seeds is False:
         return None, "fuse_seeds=false"
     if not _alike([run.model for run in runs]):
         return None, "what the models do not train differs between the seeds"

@@ -194,10 +194,10 @@ class Keeper:
             self._since = content["since"] if same else step
             self._say(f"  goes on after step {step} of {self._config.steps}")
             return training, Found(step, content["tracker"], content["training"][GLOBAL], content.get(OTHERS, []))
-        self.refuse_beginning(training)
+        self._refuse_beginning(training)
         return training, None
 
-    def refuse_beginning(self, training: Training) -> None:
+    def _refuse_beginning(self, training: Training) -> None:
         """See resume.py: a run whose metrics were seen begins again only if it makes the same releases.
 
         Args:
@@ -206,8 +206,6 @@ class Keeper:
         Raises:
             UserError: it would make others.
         """
-        if self._config.force:
-            return
         self._refuse_otherwise(training, 0)
         seen = self.repeats.seen
         first, own = seen.noise_multiplier, _first_multiplier(training.ledger)
