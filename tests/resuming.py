@@ -33,6 +33,7 @@ STEPS = 10
 TINY = (
     "device=cpu",
     "tracker=disabled",
+    "privacy.accountant=rdp",
     "model=linear",
     "batch_size=144",
     "epochs=1",
