@@ -65,6 +65,7 @@ def run(results: Path, *arguments: str, settings: tuple[str, ...] = SMALL) -> Ou
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         typed = [f"results_dir={results}", *settings, *arguments]
         patch.setattr(sys, "argv", ["dpbench", *typed])
+        patch.setattr(sys, "path", [*sys.path])
         patch.delenv("DPBENCH_DATA", raising=False)
         forget_logging(patch)
         try:

@@ -84,15 +84,6 @@ def composed_mu(multipliers: Iterable[float]) -> float:
     return math.sqrt(math.fsum(1 / (z * z) for z in multipliers))
 
 
-def subsampled_as_stated(guarantee: Guarantee, sampling_rate: float) -> Guarantee:
-    """Amplification by subsampling as ADP states it (Lemma A.1): ((exp(eps) - 1) q, q delta).
-
-    True but loose, since log(1 + x) <= x: for q = 1 it is worse than no sampling. `subsampled` is the sharp form.
-    ADP's proofs go on to 2 eps q, which holds for eps up to 1.2564.
-    """
-    return Guarantee(math.expm1(guarantee.eps) * sampling_rate, sampling_rate * guarantee.delta)
-
-
 def subsampled(guarantee: Guarantee, sampling_rate: float) -> Guarantee:
     """Amplification by subsampling: (log(1 + q (exp(eps) - 1)), q delta) (Balle, Barthe and Gaboardi 2018).
 

@@ -1,20 +1,25 @@
 """What holds for every test."""
 
+import hashlib
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cli import only_record, run
+from dp_accounting.rdp import rdp_privacy_accountant
 from helpers import accept_made_up_files
 from omegaconf import DictConfig
 from results_command import age_by
 
 from dpbench.config import compose
+from dpbench.tracking import provenance
 
 # The models are tiny: more threads only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -37,32 +42,72 @@ MARKS = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Calibrations are shared by the tests, their processes too, and kept from the user's cache."""
+@pytest.fixture(scope="session")
+def of_all_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the processes of these tests share."""
     of_this_process = tmp_path_factory.getbasetemp()
-    of_all = of_this_process.parent if "PYTEST_XDIST_WORKER" in os.environ else of_this_process
+    return of_this_process.parent if "PYTEST_XDIST_WORKER" in os.environ else of_this_process
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(of_all_processes: Path) -> Iterator[None]:
+    """Calibrations are shared by the tests, their processes too, and kept from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DPBENCH_CACHE", str(of_all / "cache"))
+        patch.setenv("DPBENCH_CACHE", str(of_all_processes / "cache"))
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _compositions_of_the_tests() -> Iterator[None]:
-    """What Hydra composes of built-in options alone is shared by the tests: it takes longer than most of their runs."""
-    known: dict[tuple[str, ...], DictConfig] = {}
+def _compositions_of_the_tests(of_all_processes: Path) -> Iterator[None]:
+    """What Hydra composes of built-in options alone is shared likewise: it takes longer than most of their runs."""
+    folder, known = of_all_processes / "compositions", dict[str, bytes]()
+    folder.mkdir(exist_ok=True)
 
     def composed(overrides: Sequence[str], config_dirs: Sequence[Path]) -> DictConfig:
         if config_dirs:
             return BY_HYDRA(overrides, config_dirs)
-        key = (*sys.path, "", *overrides)  # where Hydra looks for further options, and what is typed
+        key = repr((sys.path, *overrides))  # where Hydra looks for further options, and what is typed
         if key not in known:
-            known[key] = BY_HYDRA(overrides, config_dirs)
-        return deepcopy(known[key])
+            file = folder / hashlib.sha256(key.encode()).hexdigest()
+            if not file.exists():
+                fresh = file.with_suffix(f".{os.getpid()}")
+                fresh.write_bytes(pickle.dumps(BY_HYDRA(overrides, config_dirs)))
+                fresh.replace(file)
+            known[key] = file.read_bytes()
+        return pickle.loads(known[key])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose", composed)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _answers_of_the_tests() -> Iterator[None]:
+    """What every run asks for and is told the same is found once: bounds of a step's RDP, and the state of git."""
+    bounds = rdp_privacy_accountant._compute_rdp_poisson_subsampled_gaussian
+    git = provenance._git
+
+    @cache
+    def bounds_of(q: float, noise_multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
+        return bounds(q, noise_multiplier, orders)
+
+    @cache
+    def said_of(source: str, *arguments: str) -> str | None:
+        return git(*arguments)
+
+    def known_bounds(q: float, noise_multiplier: float, orders: Sequence[float]) -> np.ndarray:
+        return bounds_of(q, noise_multiplier, tuple(orders)).copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rdp_privacy_accountant, bounds.__name__, known_bounds)
+        patch.setattr(provenance, "_git", lambda *arguments: said_of(provenance.__file__, *arguments))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _modules_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of options that Python is told of in a test are forgotten after it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture

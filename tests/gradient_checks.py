@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import warnings
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -87,11 +88,29 @@ class Expanded(nn.Module):
         return x.expand(-1, self.channels, *x.shape[2:])
 
 
+class Reference(NamedTuple):
+    """What an engine is compared with: `plain_gradients` at some iterates."""
+
+    targets: torch.Tensor
+    iterates: list
+    plain: list
+
+
+def reference_of(model, inputs, targets=None, *, loss=cross_entropy, views=1, points=(1, 2, 4), spread=0.1):
+    """By what `assert_exact` is given."""
+    model.double()
+    inputs = inputs.float().double() if inputs.is_floating_point() else inputs
+    targets = torch.randint(3, (len(inputs),)) if targets is None else targets
+    iterates = iterates_of(FlatParameters(model).vector, max(points), spread)
+    return Reference(targets, iterates, [plain_gradients(model, at, inputs, targets, loss, views) for at in iterates])
+
+
 def assert_exact(
     model,
     inputs,
     targets=None,
     *,
+    reference=None,
     loss=cross_entropy,
     views=1,
     points=(1, 2, 4),
@@ -108,6 +127,7 @@ def assert_exact(
         model: any model.
         inputs: shape (B, ...), or (B, K, ...) with K views.
         targets: shape (B, ...); three classes if not given.
+        reference: of this model and these inputs, where it is known.
         loss: per-sample losses.
         views: K.
         points: how many iterates, each number a check.
@@ -118,13 +138,11 @@ def assert_exact(
         checked: the engine compares its books with autograd first, as it does for users.
         tolerances: by precision.
     """
-    model.double()
+    if reference is None:
+        reference = reference_of(model, inputs, targets, loss=loss, views=views, points=points, spread=spread)
+    targets, iterates, plain = reference
     inputs = inputs.float().double() if inputs.is_floating_point() else inputs
-    targets = torch.randint(3, (len(inputs),)) if targets is None else targets
-    flat = FlatParameters(model)
-    iterates = iterates_of(flat.vector, max(points), spread)
-    plain = [plain_gradients(model, at, inputs, targets, loss, views) for at in iterates]
-    groups = groups_of(flat, per_layer)
+    groups = groups_of(FlatParameters(model), per_layer)
     factors = torch.randn(int(groups.max()) + 1, len(inputs), dtype=torch.float64).float().double()
     for dtype, tolerance in tolerances.items():
         twin = copy.deepcopy(model).to(DEVICE, dtype)
@@ -217,13 +235,19 @@ def standardised(channels, out, kernel, spread=0.1, **options):
 
 
 def assert_standardised_exact(layer, spread, x, **options):
+    model, spread = standardised_model(layer, spread, x)
+    assert_exact(model, x, spread=spread, **options)
+
+
+def standardised_model(layer, spread, x):
+    """A model of the layer, and how far iterates may go."""
     model = read_out(layer, nn.Tanh(), example=x)
     scale = layer.statistics(layer.weight)[1].flatten()
     assert math.isclose(scale[0].item(), layer.SMALLEST**-0.5, rel_tol=1e-6)
     if layer.weight[0].numel() > 1:
         assert (scale[1:] < 0.9 * scale[0]).all()
     rest = sum(p.numel() for p in model.parameters()) - len(spread)
-    assert_exact(model, x, spread=torch.cat([spread, torch.full((rest,), 0.1).double()]), **options)
+    return model, torch.cat([spread, torch.full((rest,), 0.1).double()])
 
 
 class Tokens(nn.Module):

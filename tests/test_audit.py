@@ -53,7 +53,7 @@ from dpbench.audit.settings import AuditSettings, audit_hash, audited
 from dpbench.audit.tap import Tap
 from dpbench.audit.targets import Restart, canary_target, model_target
 from dpbench.config import compose_jobs, config_hash
-from dpbench.data import ImageDataset
+from dpbench.data import Augmentation, ImageDataset
 from dpbench.filters import Exponential
 from dpbench.gradients import per_sample
 from dpbench.privacy import Ledger
@@ -496,6 +496,7 @@ def noting(kind, drawn):
 
 
 def test_a_run_whose_images_are_cut_is_audited_without():
+    assert audited(composed("augmentation=crop_flip"), steps=4, batch_size=64).augmentation == Augmentation()
     found = full_batch("augmentation=crop_flip")
     assert found.eps_at_least <= found.claimed_eps
 

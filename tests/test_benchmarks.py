@@ -4,12 +4,13 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import cli, engines
+from benchmarks import cli, engines, timing
 from benchmarks.measure import measure
 from benchmarks.memory import peak_memory, peak_on_cpu
 from benchmarks.models import SPECS, Case, build_case
@@ -94,18 +95,25 @@ def test_steps_are_compared_with_a_step_of_dpsgd():
     assert steps["step_pmlf"]["ratio_to_dpsgd"] > 0
 
 
-def test_slow_contenders_sit_out_and_ratios_are_of_the_same_round():
+def test_slow_contenders_sit_out_and_ratios_are_of_the_same_round(monkeypatch):
+    now = [0.0]
+
+    def wait(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     contenders = Contenders(CPU)
     waits = {"base": 0.02, "fast": 0.024, "dpbench_disk": 0.048, "slow": 0.1}
-    for name, wait in waits.items():
-        contenders.add(name, lambda wait=wait: lambda: time.sleep(wait), warmups=0)
+    for name, seconds in waits.items():
+        contenders.add(name, lambda seconds=seconds: lambda: wait(seconds), warmups=0)
     once = iter([0.2])
-    contenders.add("slow once", lambda: lambda: time.sleep(next(once, 0.024)), warmups=0)
+    contenders.add("slow once", lambda: lambda: wait(next(once, 0.024)), warmups=0)
     contenders.race(dict.fromkeys(contenders.runs, "base"), rounds=5, seconds=60)
     assert [value is not None for value in contenders.seconds["slow"]] == [True, True, False, False, False]
     for name in ("fast", "dpbench_disk", "slow once"):
         assert None not in contenders.seconds[name]
-    assert contenders.ratio("slow", "base") > contenders.ratio("fast", "base") > 1
+    assert contenders.ratio("slow", "base") == pytest.approx(5)
+    assert contenders.ratio("fast", "base") == pytest.approx(1.2)
 
 
 def test_when_the_time_is_up_only_the_fewest_rounds_are_made():

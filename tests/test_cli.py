@@ -29,7 +29,6 @@ BAD_INPUT = [
     ("eps=0", "eps=0", "a number > 0, or inf"),
     ("eps=abc", "eps=abc", "a number"),
     ("eps=nan", "eps=nan", "a number > 0, or inf"),
-    ("eps=null", "eps=null", "a number"),
     ("eps=1e9", "eps=1e+09", "at most 1e6"),
     ("algo=dikc", "algo=dikc", "lp_dpgalore; options of your own need -cd FOLDER; did you mean disk?"),
     ("dataset=sensors", "dataset=sensors", "svhn; options of your own need -cd FOLDER"),
@@ -167,10 +166,10 @@ def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, argumen
     assert records(tmp_path / "results") == []
 
 
-def test_an_enormous_eps_is_reached_or_refused_in_one_line(tmp_path):
-    outcome = run(tmp_path / "results", "eps=1e9", "privacy.accountant=pld")
-    assert outcome.code in (0, 2)
-    assert outcome.code == 0 or outcome.error().startswith("eps=1e+09: ")
+def test_an_enormous_eps_is_reached(tmp_path):
+    outcome = run(tmp_path / "results", "eps=1e6", "privacy.accountant=pld")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert 0.9e6 < read(only_record(outcome.results), "summary.json")["eps"] <= 1e6
 
 
 @pytest.mark.parametrize(

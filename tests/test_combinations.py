@@ -102,6 +102,7 @@ def test_every_algorithm_runs_without_privacy_and_draws_no_noise(algo):
     assert metrics[-1].test_accuracy > 0.25  # chance is 0.1, and those that follow AdamBC move slowly
 
 
+@pytest.mark.usefixtures("shared_streams")
 @pytest.mark.parametrize("algo", ["dpsgd", "disk", "dp_ftrl", "dp_pmlf"])
 def test_without_privacy_the_clip_stays_unless_it_is_taken_off(algo):
     ends = [

@@ -29,7 +29,7 @@ from dpbench.privacy import BudgetError, Ledger
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.query import ApartIterates, LastIterates, TwoPoint
 from dpbench.stage import forgotten
-from dpbench.step import STAGES
+from dpbench.step import STAGES, PrivateStep
 from dpbench.threshold import PercentileThreshold
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import open_ledger
@@ -100,6 +100,7 @@ class Run:
     """What there is to see of a run, step by step; also the recorder of its gradients."""
 
     start: torch.Tensor
+    step: PrivateStep
     ledger: Ledger
     batches: list = field(default_factory=list)
     noise: list = field(default_factory=list)
@@ -122,7 +123,7 @@ def carried_out(config, multiplier=MULTIPLIER, dtype=torch.float64):
         ledger = open_ledger(config, multiplier)
         parts = assemble(config, CPU, multiplier, ledger)
         step = parts.step
-        run = Run(step.gradients.flat.vector.clone(), ledger)
+        run = Run(step.gradients.flat.vector.clone(), step, ledger)
         noise = step.noise_source = Tapped(step.noise_source)
         side = step.side_source = Tapped(step.side_source)
         step.recorder = run
@@ -157,11 +158,8 @@ def trained(config, parts, ledger, on_step=lambda _: None, dtype=torch.float32):
 
 @every_algorithm
 def test_what_a_stage_keeps_is_in_its_state(algo):
-    config = config_of(algo)
-    ledger = open_ledger(config, MULTIPLIER)
-    parts = assemble(config, CPU, MULTIPLIER, ledger)
-    trained(config, parts, ledger)
-    found = {name: forgotten(getattr(parts.step, name), getattr(config, name)) for name in STAGES}
+    config, step = config_of(algo), recorded(algo).step
+    found = {name: forgotten(getattr(step, name), getattr(config, name)) for name in STAGES}
     assert not any(found.values()), found
 
 

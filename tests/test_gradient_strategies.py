@@ -13,8 +13,10 @@ from gradient_checks import (
     assert_exact,
     assert_standardised_exact,
     read_out,
+    reference_of,
     restricted,
     standardised,
+    standardised_model,
     trust,
 )
 from torch import nn
@@ -90,6 +92,12 @@ def test_every_kind_of_strategy(name, kind):
 def test_every_strategy(name, monkeypatch):
     """Each kernel and size of chunks too; the batch is one more than four chunks of two."""
     used, offered = set(), set()
+    layer, x, spread = strategy_models()[name]
+    x = torch.cat([x, x.flip(1), x[:1]])
+    model, spread = (
+        standardised_model(layer, spread, x) if spread is not None else (read_out(layer, nn.Tanh(), example=x), 0.1)
+    )
+    reference = reference_of(model, x, points=(1, 2), spread=spread)
     for number in range(16):
 
         def numbered(_self, use, term, points, number=number):
@@ -99,13 +107,9 @@ def test_every_strategy(name, monkeypatch):
             return strategies[number % len(strategies)]
 
         monkeypatch.setattr(Chooser, "choose", numbered)
-        layer, x, spread = strategy_models()[name]
-        x = torch.cat([x, x.flip(1), x[:1]])
-        options = {"points": (1, 2), "tolerances": {torch.float64: 1e-9}}
-        if spread is not None:
-            assert_standardised_exact(layer, spread, x, **options)
-        else:
-            assert_exact(read_out(layer, nn.Tanh(), example=x), x, **options)
+        assert_exact(model, x, reference=reference, points=(1, 2), tolerances={torch.float64: 1e-9})
+        if used == offered:
+            break
     assert used == offered
     assert {strategy.kind for strategy in used} >= {"hold", "gram"}
     assert len({strategy.method for strategy in used}) >= (4 if "narrowing" in name else 1)

@@ -48,8 +48,9 @@ def typed() -> list[list[str]]:
 
 
 def test_the_example_learns_with_every_method_that_the_page_names(example):
+    settings = ("device=cpu", "tracker=disabled", "evaluation.every_epochs=null")
     for words in typed():
-        outcome = run(example / "results", *words, "data.root=data", settings=("device=cpu", "tracker=disabled"))
+        outcome = run(example / "results", *words, "data.root=data", settings=settings)
         assert (outcome.code, outcome.err) == (0, "")
     found = records(example / "results")
     assert len(found) == 5

@@ -8,7 +8,7 @@ import torch
 from helpers import assembled, composed
 from scipy.optimize import brentq
 from scipy.signal import lfilter
-from test_filters import TAPS, catalogued, run, taps
+from test_filters import TAPS, catalogued, impulse_response, run, taps
 
 from dpbench.filters import OnlineFIR
 from dpbench.spectra import frequency_response, spectrum
@@ -69,13 +69,6 @@ def test_spectrum_is_the_transform_of_the_circular_autocorrelation_and_keeps_the
     )
     np.testing.assert_allclose(found.power, want, atol=1e-9)
     assert found.power.mean() == pytest.approx((signal**2).sum(axis=1).mean())
-
-
-def test_autocorrelation_of_a_first_order_process():
-    """x_t = 0.8 x_{t-1} + e: φ(τ) = 0.8^τ/(1 - 0.64) per coordinate; 200,000 values, 2 %."""
-    signal = lfilter([1], [1, -0.8], white(5000, 40), axis=0)[200:]
-    want = 40 * 0.8 ** np.arange(5) / 0.36
-    np.testing.assert_allclose(autocorrelation(signal, 4), want, rtol=0.03)
 
 
 def test_noise_is_white():
@@ -165,6 +158,7 @@ def test_normalised_snr_has_the_printed_values(name):
     *limits, short = SNR[name]
     steps = np.arange(1_000_000)
     kappa = lfilter(b, [1, *a], np.eye(1, len(steps))[0])
+    assert kappa[:1000] == pytest.approx(impulse_response(name, 1000), rel=1e-9, abs=1e-12)  # of the stage
     assert normalised_snr(kappa[:1000], np.full(1000, 0.5)) == pytest.approx(short, abs=6e-6)
     for decay, printed in zip((1, 0.95, 0.99), limits, strict=True):
         assert normalised_snr(kappa, 0.5 * decay**steps) == pytest.approx(printed, rel=1e-5, abs=6e-6)
@@ -172,7 +166,7 @@ def test_normalised_snr_has_the_printed_values(name):
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 300])
 def test_without_a_filter_the_snr_is_one_half_at_every_length(steps):
-    assert normalised_snr(np.eye(1, steps)[0], 0.5 * 0.9 ** np.arange(steps)) == 0.5
+    assert normalised_snr(impulse_response("sgd", steps), 0.5 * 0.9 ** np.arange(steps)) == 0.5
 
 
 def test_the_snr_of_momentum_is_a_weighted_sum_of_the_correlations():

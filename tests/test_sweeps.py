@@ -258,13 +258,16 @@ def test_what_others_are_at_comes_last_and_their_record_counts(jobs, monkeypatch
         begun.append([job.config.seed for job in batch])
         list(map(finish, batch))
 
-        def ends():
-            write_whole(other)
-            other.lock.release()
-
-        threading.Timer(0.2, ends).start()
         return {}
 
+    wait = rounds._wait
+
+    def waits(*arguments):
+        write_whole(other)
+        other.lock.release()
+        wait(*arguments)
+
+    monkeypatch.setattr(rounds, "_wait", waits)
     said = carried(jobs, start)
     assert begun == [[1, 2]]
     assert outcomes(jobs) == ["finished"] * 3

@@ -428,16 +428,19 @@ def test_a_low_quantile_of_many_noisy_bins_fails_as_printed():
     assert np.mean(of_law) == pytest.approx(-32, abs=7)
 
 
-def test_micro_batches_make_one_histogram():
+@pytest.mark.parametrize("make", [PercentileThreshold, ExpectedErrorThreshold])
+def test_micro_batches_make_one_histogram(make):
     """T16."""
     norms = torch.rand(100, generator=torch.Generator().manual_seed(4)) * 30
     results = []
     for parts in (1, 2, 8):
-        threshold = ExpectedErrorThreshold()
+        threshold = make()
         for part in norms.chunk(parts):
             threshold.observe(part)
+        counts = tuple(threshold._counts.tolist())
+        assert sum(counts) == 100
         threshold.release(noise(), 0.5)
-        results.append((threshold.value(1), threshold._range))
+        results.append((counts, threshold.value(1), threshold._range))
     assert len(set(results)) == 1
 
 

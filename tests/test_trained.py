@@ -39,7 +39,7 @@ def as_documented(record: Path, samples):
     return names["logits"]
 
 
-@pytest.mark.parametrize("typed", [(), ("averaging=exponential",), ("model=cnn_small", "dataset=mnist")])
+@pytest.mark.parametrize("typed", [(), ("averaging=exponential",), ("epochs=0.05", "model=cnn_small", "dataset=mnist")])
 def test_images_are_classified_as_the_record_says(tmp_path, data_root, typed):
     root = data_root("mnist") if typed[-1:] == ("dataset=mnist",) else tmp_path
     record = trained_by(tmp_path / "results", "epochs=0.5", f"data.root={root}", *typed)
