@@ -116,10 +116,10 @@ class _Mixing(nn.Module):
 class FallingBackMLP(DropoutMLP):
     """Takes the fast way to gradients until a batch shows that it mixes samples; the other way draws other masks.
 
-    That is in step 5; later batches are smaller.
+    That is in step 6; later batches are smaller.
     """
 
-    most: int = 153
+    most: int = 161
 
     def build(self, data: Dataset) -> nn.Module:
         return nn.Sequential(_Mixing(self.most), nn.Dropout(0.1), super().build(data))

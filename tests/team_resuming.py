@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from resuming import SPLITS
 from rich.console import Console
-from team_worker import exit_code, free_port
+from team_worker import exit_code, free_ports
 
 from dpbench.config import Job, RunConfig
 from dpbench.launch.execute import execute
@@ -55,7 +55,7 @@ def trained_together(
     importlib.import_module("torch._dynamo")  # once, instead of in each process where an optimizer steps
     results.mkdir(parents=True, exist_ok=True)
     job = Job((), replace(config, results_dir=str(results), **settings), {})
-    port, said = free_port(), results / "said.txt"
+    (port,), said = free_ports(1), results / "said.txt"
     children = [_forked(job, rank, size, port, said, prepare) for rank in range(size)]
     codes = [exit_code(child) for child in children]
     record = record_of(job)
