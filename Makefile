@@ -28,7 +28,7 @@ reproduce: $(READY)  ## what of the papers fits into BUDGET=10m (empty: no end);
 smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes), with made-up data where none are here
 	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER)) $(ARGS)
 
-test: $(READY) lint  ## the tests (13 to 25 minutes on two cores), after the linter and the type checker
+test: $(READY) lint  ## the tests (12 to 20 minutes on two cores), after the linter and the type checker
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 slow: $(READY)  ## the tests that take minutes each
