@@ -41,3 +41,16 @@ def accept_made_up_files(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(File, "problem", problem)
     for module in ("cifar", "svhn"):
         patch.setattr(f"torchvision.datasets.{module}.check_integrity", lambda *_: True)
+
+
+class Kept:
+    """A recorder that keeps all private gradients."""
+
+    def __init__(self) -> None:
+        self.private_gradients: list[torch.Tensor] = []
+
+    def unnoised(self, gradient: torch.Tensor) -> None:
+        pass
+
+    def private(self, gradient: torch.Tensor) -> None:
+        self.private_gradients.append(gradient.clone())

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cli import SMALL
-from helpers import composed
+from helpers import Kept, composed
 
 from dpbench import run
 from dpbench.config import RunConfig, config_hash
@@ -80,19 +80,6 @@ def splits_of(case: Case) -> Splits:
     rows = splits.train.take(slice(None))[0].clone()
     rows[case.broken_samples] = float("nan")
     return Splits(Split.raw(rows, splits.train.labels), splits.test)
-
-
-class Kept:
-    """Keeps all private gradients."""
-
-    def __init__(self) -> None:
-        self.private_gradients: list[torch.Tensor] = []
-
-    def unnoised(self, gradient: torch.Tensor) -> None:
-        pass
-
-    def private(self, gradient: torch.Tensor) -> None:
-        self.private_gradients.append(gradient.clone())
 
 
 def trained(case: Case, team: Team) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from cli import ROOT
 from dp_accounting import dp_event, get_epsilon_gaussian, pld
+from helpers import Kept
 
 from dpbench.devices import prepare_device, require_exact_products
 from dpbench.errors import UserError
@@ -184,19 +185,6 @@ def test_a_plan_of_correlated_noise_is_not_for_independent_noise():
         carried_out(program)
 
 
-class Released:
-    """Keeps the private gradients of all steps."""
-
-    def __init__(self) -> None:
-        self.gradients: list[torch.Tensor] = []
-
-    def unnoised(self, gradient: torch.Tensor) -> None:
-        pass
-
-    def private(self, gradient: torch.Tensor) -> None:
-        self.gradients.append(gradient.clone())
-
-
 def made(scheme: str) -> dict:
     """What the program with trees makes, and what the page says of checkpoints, before the first step."""
     names = carried_out(changed("for _ in range(steps):", "for _ in range(0):", with_trees()))
@@ -204,17 +192,17 @@ def made(scheme: str) -> dict:
         source = SeededUniform(generator(1, "sampling", names["device"], "own"))
         names["sampler"] = make_sampler(SCHEMES[scheme], names["size"], names["batch"], source)
     exec(compile(KEPT, "own_loop.md", "exec"), names)
-    names["step"].recorder = Released()
+    names["step"].recorder = Kept()
     return names
 
 
 def taken(names: dict, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Batches and released gradients of so many further steps."""
-    batches, before = [], len(names["step"].recorder.gradients)
+    batches, before = [], len(names["step"].recorder.private_gradients)
     for _ in range(steps):
         batches.append(names["sampler"].draw())
         names["step"]([(names["inputs"][batches[-1]], names["labels"][batches[-1]])])
-    return batches, names["step"].recorder.gradients[before:]
+    return batches, names["step"].recorder.private_gradients[before:]
 
 
 def generators(names: dict) -> list[torch.Generator]:
