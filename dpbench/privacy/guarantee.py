@@ -150,14 +150,14 @@ def statement(
     return told if secure else f"{told} {SEEDED}{sentence(tail_of(plan, delta))}"
 
 
-def tail_of(plan: Plan, delta: float, end: float = END) -> str | None:
+def tail_of(plan: Plan, delta: float) -> str | None:
     """What noise from a seed lacks, where that matters, as a clause; see tail.py."""
     multipliers = (
         (run.times, run.release.sampling_rate, multiplier)
         for run in plan.runs
         for multiplier in (run.release.noise_multiplier, *(part.noise_multiplier for part in run.release.beside))
     )
-    return in_words(end, probability_beyond(end, multipliers), delta)
+    return in_words(END, probability_beyond(END, multipliers), delta)
 
 
 def sentence(clause: str | None) -> str:

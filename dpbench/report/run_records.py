@@ -67,7 +67,7 @@ def _noise_end(record: Recorded) -> float:
     origin = record.provenance
     if (record.settings.get("privacy") or {}).get("secure_noise"):
         return math.inf
-    if "seeded_noise" in origin or str(origin.get("started")) >= LONGER_SINCE:
+    if "seeded_noise" in origin or str(origin.get("started", "")) >= LONGER_SINCE:
         return END
     return END_ON_GPU_BEFORE if origin.get("cuda") else END_BEFORE
 
