@@ -15,13 +15,16 @@ from results_command import results as results_command
 
 from dpbench.claims import Artefact, Evidence, Scorecard, load_all
 from dpbench.config import conf_folder
+from dpbench.privacy.tail import END_BEFORE
 from dpbench.report.grid import Entry, Grid, build_grid
+from dpbench.report.run_records import read_runs
 from dpbench.report.scorecard import as_markdown
 from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
 from dpbench.tracking.reading import read_audits
 
 RESULTS = ROOT / "results"
+PANEL = (ROOT / "docs" / "panel.md").read_text()
 MOST_BYTES = 50 * 2**20
 
 
@@ -102,7 +105,7 @@ def table_rows(text: str) -> dict[str, list[str]]:
 
 def section(title: str) -> str:
     """A section of the page of the panels."""
-    return (ROOT / "docs" / "panel.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return PANEL.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
 @pytest.mark.parametrize(("data", "title", "rows", "digits"), [("digits", "digits", 9, 1), ("mnist", "MNIST", 19, 2)])
@@ -120,6 +123,25 @@ def test_the_page_of_the_panels_has_the_numbers_of_their_records(grids, data, ti
         difference = statistics.fmean(one.value - other.value for one, other in pairs)
         error = math.hypot(*(one.spread for pair in pairs for one in pair)) / math.sqrt(5) / len(pairs)
         assert against == ("" if name == "DP-SGD" else f"{difference:+.{digits}f} ± {error:.{digits}f}")
+
+
+def test_the_page_of_the_panels_says_where_noise_ended_too_early(grids):
+    on_page = re.search(
+        r"on MNIST at 4 and 8 it does not in (\d+) of\s+the (\d+) runs, .* up to (\S+) times delta", PANEL
+    )
+    assert on_page is not None
+    lacking, total, worst = 0, 0, 0.0
+    for grid in (grid for grid in grids if grid.artefact.where.startswith("beyond/panel_")):
+        for one in read_runs([grid], RESULTS).configurations:
+            assert all(run.noise_end == END_BEFORE for run in one.runs)
+            times_delta = one.beyond_noise / float(one.ledger["delta"])
+            if grid.artefact.where == "beyond/panel_mnist.yaml" and one.config["eps"] in (4.0, 8.0):
+                total += len(one.runs)
+                lacking += len(one.runs) * (times_delta > 1)
+                worst = max(worst, times_delta)
+            else:
+                assert times_delta < 1
+    assert on_page.groups() == (str(lacking), str(total), f"{worst:.1f}")
 
 
 def of_candidates(evidence: Evidence, artefact: str, key: str, **at: str) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
-from cli import only_record, run
+from cli import ROOT, only_record, run
 from helpers import composed
 from scipy.stats import norm
 
@@ -68,6 +69,29 @@ def test_it_is_said_where_it_is_more_than_delta_and_noise_has_a_seed(eps, secure
     told = guarantee_of(config, found), in_words(config, found)
     assert [SHOWS in text for text in told] == [more and not secure] * 2
     assert ("Whoever has or guesses the seed" in told[0]) == (not secure)
+
+
+def test_the_page_on_privacy_has_the_probabilities_of_its_example():
+    """Read from the page: DP-SGD, ten passes over MNIST at batch size 1,000, with the tightest account."""
+    page = " ".join((ROOT / "docs" / "privacy.md").read_text().split())
+    (said,) = re.findall(
+        r"over MNIST at batch size 1,000 that has a probability of (\S+) at eps=(\S+), of (\S+) at (\d+), and "
+        r"from about (\d+) on of more than delta",
+        page,
+    )
+    (before,) = re.findall(r"to (\S+) for DP-SGD on MNIST at eps=8, whose delta is (\S+) \(", page)
+    delta = 60_000**-1.1
+    assert f"{delta:.1e}".replace("e-0", "e-") == before[1]
+
+    def beyond(eps: float, end: float = END) -> float:
+        found = budget(composed("dataset=mnist", "algo=dpsgd", "batch_size=1000", "epochs=10", f"eps={eps}"))
+        return probability_beyond(end, [(600, 1 / 60, found.noise_multiplier)])
+
+    first, at_first, second, at_second, least = map(float, said)
+    assert float(f"{beyond(at_first):.0e}") == first
+    assert float(f"{beyond(at_second):.0e}") == second
+    assert beyond(least - 1) < delta < beyond(least + 1)
+    assert float(f"{beyond(8, END_BEFORE):.1e}") == float(before[0])
 
 
 @pytest.fixture(scope="module")

@@ -192,9 +192,12 @@ class Configuration:
         return text + (sentence(self._tail) if math.isfinite(eps) else "")
 
     @property
-    def _tail(self) -> str | None:
-        """What the noise lacks of those runs in which it ends first, where that matters."""
-        end = min(run.noise_end for run in self.runs)
+    def _noise_end(self) -> float:
+        return min(run.noise_end for run in self.runs)
+
+    @property
+    def beyond_noise(self) -> float:
+        """Probability, at most, that a sample shows for sure in a run of those whose noise ends first."""
         releases = (
             (entry["count"] * times, entry["sampling_rate"], multiplier)
             for entry in self.ledger.get("releases") or ()
@@ -203,7 +206,12 @@ class Configuration:
                 *((len(entry["noise_multipliers"]), part["noise_multiplier"]) for part in entry["beside"]),
             )
         )
-        return in_words(end, probability_beyond(end, releases), float(self.ledger["delta"]))
+        return probability_beyond(self._noise_end, releases)
+
+    @property
+    def _tail(self) -> str | None:
+        """What that noise lacks, where it matters."""
+        return in_words(self._noise_end, self.beyond_noise, float(self.ledger["delta"]))
 
     @property
     def score(self) -> tuple[str, str]:
