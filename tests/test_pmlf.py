@@ -258,6 +258,21 @@ def test_of_losses_that_are_linear_in_the_parameters_momentum_is_nothing():
     assert not torch.allclose(end(momentum), end(plain), rtol=1e-2)
 
 
+@pytest.mark.parametrize("still", [1, 2])
+def test_after_steps_of_zero_learning_rate_momentum_is_nothing(still):
+    """dp_pmlf.md 3.1-g: of k = 3 iterates all are one after two such steps, and not after one."""
+    momentum, plain = (private_step(query) for query in (LastIterates(length=3, decay=0.7), OnePoint()))
+    for at, batch in enumerate(BATCHES[: 3 + still]):
+        points = torch.tensor(batch, dtype=torch.float64)
+        moves = at < 2
+        momentum.optimizer.param_groups[0]["lr"] = 0.5 if moves else 0.0
+        momentum([(points, points)])
+    plain.gradients.flat.vector.copy_(momentum.gradients.flat.vector)
+    plain([(points, points)])
+    found, expected = (step.gradients.flat.parameters[0].grad for step in (momentum, plain))
+    assert torch.allclose(found, expected, rtol=1e-12) == (still == 2)
+
+
 def test_innerouter_is_momentum_inside_the_clip_and_heavy_ball_outside():
     """dp_pmlf.md 4.3, as a loop: neither momentum is normalised."""
     step = private_step(LastIterates(length=2, decay=0.3, normalised=False), norm=1.0, lr=0.1, momentum=0.9)

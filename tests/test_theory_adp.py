@@ -22,10 +22,12 @@ from dpbench.threshold import FixedThreshold
 
 
 class Adp(NamedTuple):
-    """Bounds of ADP where L = G = D_F = 1 and d = 1000."""
+    """Bounds of ADP where L = G = D_F = 1 and d = 1000, and for b_t = sqrt(a + c t), t = 1..T."""
 
     steps: int
     eps: float
+    a: float = 20.0
+    c: float = 1.0
 
     def privacy(self, total):
         """B_δ (16 G)² d L/(n² ε²) times a sum."""
@@ -39,8 +41,8 @@ class Adp(NamedTuple):
         return (1 + (eta**2).sum() / 2 + self.privacy(factor) / 2) / eta.sum()
 
     def decaying(self, adaptive):
-        """The same for b_t = sqrt(20 + t), t = 1..T, from the noise stage and the schedule."""
-        schedule = InverseSqrt(a=21.0, c=1.0)
+        """The same for these b_t, from the noise stage and the schedule."""
+        schedule = InverseSqrt(a=self.a + self.c, c=self.c)
         alpha = scales(schedule, self.steps) if adaptive else np.ones(self.steps)
         return self.general(rates(schedule, self.steps), alpha)
 
@@ -49,13 +51,15 @@ class Adp(NamedTuple):
         return 2 / (lr * self.steps) + lr * (1 + self.privacy(self.steps))
 
     def printed(self, adaptive, *, corrected):
-        """Of b_t = sqrt(20 + t): equations 25 and 26; or 9 and 10, which are those as misprinted in the main text."""
-        log = math.log(1 + self.steps / 20)
-        first = (1 + log / 2) / math.sqrt(self.steps - 1)
+        """Equations 25 and 26; or 9 and 10, which are those as misprinted in the main text."""
+        log = math.log(1 + self.steps * self.c / self.a)
+        first = math.sqrt(self.c) * (1 + log / (2 * self.c)) / math.sqrt(self.steps - 1)
         root = math.sqrt(self.steps)
         if adaptive:
-            return first + self.privacy(root if corrected else root / 2)
-        return first + self.privacy(log * (math.sqrt(self.steps - 1) + 1) / 2 if corrected else log * root)
+            total = root if corrected else root / 2
+        else:
+            total = log * (math.sqrt(self.steps - 1) + 1) / 2 if corrected else log * root
+        return first + self.privacy(total / math.sqrt(self.c))
 
 
 # adp.md 3.2: T, eps: eq. 25, 26, 9, 10, and the general bound of ADP and of DP-SGD.
@@ -78,6 +82,19 @@ def test_the_bounds_of_adp_have_the_printed_values(key):
     assert found[0] >= general[0]
     assert found[1] >= general[1]
     assert (found[2] < general[0]) == (key == (39_200, 12.8))  # so equation 9 does not follow
+
+
+@pytest.mark.parametrize(("a", "c"), [(20.0, 1.0), (2.0, 0.5), (0.5, 3.0), (100.0, 0.1)])
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_equations_25_and_26_of_adp_follow_from_its_general_bound(a, c, adaptive):
+    """adp.md 3.2, proposition D.1: from T = 5 + 4 a/c on, whichever of its terms is the larger."""
+    least = math.ceil(5 + 4 * a / c)
+    for eps in (1e-3, 1.0, 1e3):
+        for steps in (least, 3 * least, 30 * least):
+            bounds = Adp(steps, eps, a, c)
+            assert bounds.printed(adaptive, corrected=True) >= bounds.decaying(adaptive)
+    few = Adp(2, 1e3, a, c)
+    assert (few.printed(adaptive, corrected=True) < few.decaying(adaptive)) == (a > c)  # so it needs that many
 
 
 @pytest.mark.parametrize(("steps", "eps"), [(11_760, 12.8), (39_200, 102.4)])
