@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +54,20 @@ def total_memory(device: torch.device) -> int:
     if "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return ASSUMED_MEMORY
+
+
+def fastest_seconds(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
+    """The fastest of a few rounds of each, in turn; the others were disturbed, and the first one sets things up."""
+
+    def once(work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    found = [[once(work) for work in works] for _ in range(1 + rounds)]
+    return [min(times) for times in zip(*found[1:], strict=True)]
 
 
 def prepare_device(device: torch.device) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from dpbench.config.identity import plain
 from dpbench.config.schema import RunConfig
-from dpbench.devices import choose_device, prepare_device
+from dpbench.devices import choose_device, fastest_seconds, prepare_device
 from dpbench.models import PretrainedModel
 from dpbench.noise import ConstantNoise
 from dpbench.privacy import Ledger, Plan, Release
@@ -66,13 +63,7 @@ def seconds_of_step(config: RunConfig, size: int) -> float:
     parts = assemble(replace(config, model=model, noise=ConstantNoise()), device, multiplier, ledger)
     inputs, targets = blank(config, size, device)
 
-    def step() -> float:
-        start = time.perf_counter()
-        micro = parts.micro_batch
-        parts.step(zip(inputs.split(micro), targets.split(micro), strict=True))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
+    def step() -> None:
+        parts.step(zip(inputs.split(parts.micro_batch), targets.split(parts.micro_batch), strict=True))
 
-    step()  # the first one sets things up
-    return min(step() for _ in range(TIMED_STEPS))  # the others were disturbed
+    return fastest_seconds([step], device, TIMED_STEPS)[0]

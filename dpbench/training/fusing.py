@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -14,7 +13,7 @@ from dpbench import cache
 from dpbench.config import RunConfig
 from dpbench.config.identity import plain
 from dpbench.data import Splits
-from dpbench.devices import describe
+from dpbench.devices import describe, fastest_seconds
 from dpbench.gradients import FusedGradients, Request
 from dpbench.query import Point
 from dpbench.training.assemble import Assembly, gradients_of
@@ -100,7 +99,7 @@ def _request(config: RunConfig, run: Assembly, samples: Tensor, labels: Tensor) 
 def _seconds_of_a_pass(config: RunConfig, run: Assembly, splits: Splits) -> float:
     """Seconds for one micro-batch of one seed."""
     samples, labels = _some(config, splits, min(config.batch_size, run.micro_batch, TIMED_SAMPLES))
-    return _seconds([lambda: _request(config, run, samples, labels).alone()], labels.device, rounds=1)[0]
+    return fastest_seconds([lambda: _request(config, run, samples, labels).alone()], labels.device, rounds=1)[0]
 
 
 @torch.no_grad()
@@ -122,21 +121,7 @@ def _share_of_time(config: RunConfig, runs: Sequence[Assembly], fused: FusedGrad
     def together() -> None:
         fused.clipped_sums([_request(config, run, samples, labels) for run in runs])
 
-    fastest = _seconds([together, separate], labels.device, TIMED_ROUNDS)
+    fastest = fastest_seconds([together, separate], labels.device, TIMED_ROUNDS)
     share = fastest[0] / fastest[1]
     cache.write("fusing", key, share)
     return share
-
-
-def _seconds(works: Sequence[Callable[[], object]], device: torch.device, rounds: int) -> list[float]:
-    """The fastest of a few rounds of each, in turn; the others were disturbed, and the first one sets things up."""
-
-    def once(work: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-
-    found = [[once(work) for work in works] for _ in range(1 + rounds)]
-    return [min(times) for times in zip(*found[1:], strict=True)]
