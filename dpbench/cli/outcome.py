@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dpbench.cli.command import BAD_INPUT, FAILED, OK
 from dpbench.cli.table import Row, as_csv
-from dpbench.config import Job
+from dpbench.config import Job, names_apart
 from dpbench.files import write_atomically
 from dpbench.tracking import Status, log_table
 from dpbench.tracking.record import MODEL
@@ -20,15 +20,13 @@ from dpbench.training.job_record import record_of
 
 def rows_of(jobs: Sequence[Job]) -> list[Row]:
     """What the records say of each job, named by what sets it apart from the others."""
-    common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
     rows = []
-    for job in jobs:
+    for job, name in zip(jobs, names_apart(jobs), strict=True):
         outcome = record_of(job).outcome(forced=job.config.force)
         folder = outcome.record.folder
-        own = replace(job, overrides=tuple(line for line in job.overrides if line not in common))
         rows.append(
             Row(
-                name=own.name,
+                name=name,
                 summary=outcome.record.so_far,
                 status=outcome.status,
                 reason=outcome.reason,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpbench.cli.command import OK, OverridesParser, run_command
-from dpbench.config import Job, compose_jobs
+from dpbench.config import Job, compose_jobs, names_apart
 from dpbench.config.registry import register
 from dpbench.config.schema import RunConfig
 from dpbench.console import make_console, new_table
@@ -76,7 +76,7 @@ def _print(jobs: list[Job], grid: int | None, console: Console) -> None:
         raise UserError(
             "expected a finite number: without noise there is nothing to account for", field="eps", value="inf"
         )
-    columns = [_column(job, private) for job in private]
+    columns = _columns(private)
     given = any(job.config.privacy.noise_multiplier is not None for job in private)
     require(grid is None or not given, "--grid", grid, "none beside privacy.noise_multiplier, as it asks for noise")
     grid = grid or CANDIDATES
@@ -144,12 +144,12 @@ def _cells(find: Find, jobs: list[Job]) -> list[str]:
     return cells
 
 
-def _column(job: Job, jobs: list[Job]) -> str:
-    if len(jobs) == 1:
-        given = job.config.privacy.noise_multiplier
-        return f"eps={job.config.eps:g}" if given is None else f"noise multiplier {given:g}"
-    common = set.intersection(*(set(other.overrides) for other in jobs))
-    return " ".join(line for line in job.overrides if line not in common)
+def _columns(jobs: list[Job]) -> list[str]:
+    if len(jobs) > 1:
+        return names_apart(jobs)
+    (config,) = (job.config for job in jobs)
+    given = config.privacy.noise_multiplier
+    return [f"eps={config.eps:g}" if given is None else f"noise multiplier {given:g}"]
 
 
 def _table(what: str, columns: list[str]) -> Table:

@@ -21,6 +21,7 @@ from dpbench.config.compose import (
     compose_jobs,
     in_grammar,
     load,
+    names_apart,
     quoted,
 )
 from dpbench.config.files import conf_folder
@@ -40,6 +41,7 @@ __all__ = [
     "identity",
     "in_grammar",
     "load",
+    "names_apart",
     "quoted",
     "require_same_releases",
     "resolved",

@@ -71,6 +71,12 @@ class Job:
         return name_of(self.overrides)
 
 
+def names_apart(jobs: Sequence[Job]) -> list[str]:
+    """Of each job what sets it apart from the others, as it was typed; of one alone, its name."""
+    common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    return [name_of(line for line in job.overrides if line not in common) for job in jobs]
+
+
 def by_seed(job: Job) -> list[Job]:
     """The jobs that a job with `seeds` stands for, each as if its seed had been typed."""
     if job.config.seeds is None:
