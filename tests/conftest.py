@@ -1,10 +1,12 @@
 """What holds for every test."""
 
 import hashlib
+import logging
 import os
 import pickle
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -148,6 +150,18 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every configuration samples alike and draws the same noise, so that two of them can be compared exactly."""
     for module in ("assemble", "loop"):
         monkeypatch.setattr(f"dpbench.training.{module}.config_hash", lambda _: "")
+
+
+@pytest.fixture
+def quiet_accountants() -> Iterator[None]:
+    """Without the warnings of dp-accounting and Opacus of each order that they leave out or end at."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

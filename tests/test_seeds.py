@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gradient_checks import restricted
-from helpers import composed, equal_releases
+from helpers import composed, step_of
 from rich.console import Console
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -22,11 +22,8 @@ from dpbench.gradients.summands import BySeed, Factored, Held
 from dpbench.gradients.uses import GreyPatches, Patches, Term
 from dpbench.gradients.weights import StackedWeights
 from dpbench.models.layers import WSConv2d
-from dpbench.noise import ConstantNoise
-from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.optim import Adam
 from dpbench.query import OnePoint, Point, TwoPoint
-from dpbench.step import PrivateStep
-from dpbench.threshold import FixedThreshold
 from dpbench.training import fusing
 from dpbench.training.display import Display
 from dpbench.training.lockstep import alone, together
@@ -566,25 +563,9 @@ def private_steps(name, query, dtype):
     """A step for each of three seeds, with noise of its own."""
     steps = []
     for seed in range(3):
-        model = built(name, seed, dtype)
-        flat = FlatParameters(model)
-        steps.append(
-            PrivateStep(
-                PerSampleGradients(model, flat, per_sample_loss),
-                query=deepcopy(query),
-                clip=AutomaticClip(),
-                threshold=FixedThreshold(),
-                noise=ConstantNoise(),
-                filter=Exponential(kappa=0.7),
-                optimizer=torch.optim.Adam(flat.parameters, lr=0.01),
-                noise_multiplier=0.5,
-                sampling_rate=0.1,
-                expected_batch=3.0,
-                ledger=equal_releases(4, 0.1, 0.5),
-                noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
-                side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-            )
-        )
+        stages = {"clip": AutomaticClip(), "filter": Exponential(kappa=0.7), "optim": Adam(lr=0.01)}
+        releases = {"noise_multiplier": 0.5, "sampling_rate": 0.1, "expected_batch": 3.0, "steps": 4}
+        steps.append(step_of(built(name, seed, dtype), query=deepcopy(query), seed=seed, **stages, **releases))
     return steps
 
 
