@@ -17,6 +17,7 @@ import torch
 from cli import only_record, run
 from dp_accounting.rdp import rdp_privacy_accountant
 from helpers import accept_made_up_files
+from made_up_evidence import World
 from omegaconf import DictConfig
 from results_command import age_by
 
@@ -162,6 +163,12 @@ def quiet_accountants() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Claims and no records yet."""
+    return World(tmp_path)
 
 
 @pytest.fixture

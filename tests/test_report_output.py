@@ -7,20 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_verdicts import World, digest
+from made_up_evidence import NEW, World, digest
 
 from dpbench.claims import Artefact, Evidence, Kind, load_all
 from dpbench.config import conf_folder
 from dpbench.report import build_grid, write_output
 from dpbench.report import figures as drawing
 from dpbench.report.layout import picture_of
-
-NEW = "dataset=digits algo=disk eps=1"
-
-
-@pytest.fixture
-def world(tmp_path) -> World:
-    return World(tmp_path)
 
 
 @pytest.fixture(scope="module")

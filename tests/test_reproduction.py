@@ -15,6 +15,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 from omegaconf import OmegaConf
+from specifications import FILES
 
 from dpbench.claims import Artefact, Cell, Evidence, load_all
 from dpbench.claims.notation import settings_of
@@ -33,8 +34,6 @@ from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State, standing_of
 from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
-
-PAPERS = conf_folder() / "paper"
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +67,7 @@ def cells_with_runs(artefacts: Iterable[Artefact]) -> list[Cell]:
 
 def some_candidates(*where: str) -> list[tuple[str, ...]]:
     wanted = set(where)
-    found = [a for a in load_all(PAPERS) if a.where.removesuffix(".yaml") in wanted]
+    found = [a for a in load_all(FILES) if a.where.removesuffix(".yaml") in wanted]
     assert len(found) == len(wanted)
     return list(dict.fromkeys(candidate for cell in cells_with_runs(found) for candidate in cell.candidates[:3]))
 
@@ -215,7 +214,7 @@ def test_of_options_that_are_not_there_nothing_is_known(options):
 
 def test_facts_are_those_of_the_composed_run():
     seen = {}
-    for cell in cells_with_runs(load_all(PAPERS)):
+    for cell in cells_with_runs(load_all(FILES)):
         keys = ("dataset", "model", "algo", "batch_size", "epochs", "evaluation.every_steps", "algo.length")
         seen.setdefault(tuple(cell.overrides.get(key) for key in keys), cell.candidates[0])
     some = random.Random(1).sample(sorted(seen.values()), 12)
@@ -238,7 +237,7 @@ def test_facts_of_options_of_another_form_are_composed(monkeypatch):
 
 
 def test_a_search_never_varies_what_a_run_takes():
-    for cell in cells_with_runs(load_all(PAPERS)):
+    for cell in cells_with_runs(load_all(FILES)):
         ends = [facts_of(settings_of(one)) for one in (cell.candidates[0], cell.candidates[-1])]
         assert ends[0].kind == ends[1].kind
         assert ends[0].steps == ends[1].steps
@@ -253,7 +252,7 @@ def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
         looked_up.cache_clear()
     monkeypatch.setattr(available, "weights_here", lambda source: "gpt2" in source)
     lacking, fetching = Counter(), Counter()
-    for cell in cells_with_runs(load_all(PAPERS, ["disk", "adp"])):
+    for cell in cells_with_runs(load_all(FILES, ["disk", "adp"])):
         found = facts_of(settings_of(cell.candidates[0]))
         lacking[Available(tmp_path, download=False).lacks(cell, found)] += 1
         fetching[Available(tmp_path, download=True).lacks(cell, found)] += 1
@@ -379,7 +378,7 @@ def test_records_of_another_device_tell_nothing(tmp_path):
 # What is missing.
 
 
-class World:
+class CellWorld:
     """One cell, and the records made up for it."""
 
     def __init__(self, folder: Path, text: str) -> None:
@@ -400,12 +399,12 @@ class World:
 
 @pytest.fixture
 def one(tmp_path):
-    return World(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 3"))
+    return CellWorld(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 3"))
 
 
 @pytest.fixture
 def search(tmp_path):
-    return World(tmp_path, SEARCH)
+    return CellWorld(tmp_path, SEARCH)
 
 
 def test_a_cell_asks_for_the_seeds_that_it_lacks(one):
@@ -456,7 +455,7 @@ def test_what_failed_is_run_again_only_if_asked(one, status):
     ],
 )
 def test_a_record_without_the_number_is_not_run_again(tmp_path, entry, reason):
-    world = World(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 1\nmetric: meteor"))
+    world = CellWorld(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 1\nmetric: meteor"))
     world.run(0, 0, **entry)
     assert (world.standing().state, world.standing().reason) == (State.FAILED, reason)
 
