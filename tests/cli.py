@@ -22,12 +22,11 @@ from dpbench.step import PrivateStep
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 
+PLAIN = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 STEPS = 3
 # A run of three steps that is evaluated after two of them and at the end.
 SMALL = (
-    "device=cpu",
-    "tracker=disabled",
-    "privacy.accountant=rdp",
+    *PLAIN,
     "model=linear",
     "batch_size=64",
     "epochs=0.1",
@@ -86,12 +85,16 @@ def forget_logging(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(logging, "shutdown", lambda *_: None)
 
 
+def environment(*folders: Path) -> dict[str, str]:
+    """That of a process of its own, which finds modules in these folders, and dpbench where this one does."""
+    paths = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m dpbench.run` in a process of its own."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "dpbench.run", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def records(results: Path) -> list[Path]:

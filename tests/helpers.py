@@ -3,26 +3,31 @@
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from draws import generator
 
 from dpbench.clip import ThresholdClip
-from dpbench.config import RunConfig, compose_jobs
+from dpbench.config import RunConfig, compose_jobs, conf_folder
 from dpbench.data.sources import File, Problem
 from dpbench.filters import Identity
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD
 from dpbench.privacy import Ledger, Part, Plan, Release
-from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.query import OnePoint
 from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training.assemble import Assembly, assemble
+from dpbench.training.budget import budget, open_ledger
+from dpbench.training.lockstep import alone
+from dpbench.training.loop import Metrics, train
 from dpbench.training.losses import per_sample_loss
 
+ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
 NOISE_SEED = 5
 
 
@@ -82,6 +87,30 @@ def step_of(
         noise_source=SeededGaussian(generator(seed)),
         side_source=SeededGaussian(generator(seed + 1)),
     )
+
+
+class Trained(NamedTuple):
+    """Metrics of all evaluations of a run, the final parameters, and what it released."""
+
+    metrics: list[Metrics]
+    vector: torch.Tensor
+    ledger: Ledger
+
+
+def trained(*overrides: str, root: Path = Path("nowhere"), source: GaussianSource | None = None) -> Trained:
+    """Train from beginning to end on the CPU, with noise from this source if one is given."""
+    config = composed(*overrides)
+    multiplier = budget(config).noise_multiplier
+    ledger = open_ledger(config, multiplier)
+    parts = assemble(config, torch.device("cpu"), multiplier, ledger)
+    if source is not None:
+        parts.step.noise_source = parts.step.side_source = source
+    metrics, steps = [], []
+    splits = config.dataset.load(root, download=False)
+    alone(train(config, parts, splits, ledger, on_step=steps.append, on_evaluation=metrics.append))
+    assert steps == list(range(1, config.steps + 1))
+    assert ledger.complete()
+    return Trained(metrics, parts.step.gradients.flat.vector, ledger)
 
 
 def accept_made_up_files(patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 from cli import CONF
 from closed_form_references import gaussian_eps
-from helpers import assembled, composed
+from helpers import ALGORITHMS, assembled, composed
 from hydra.core.global_hydra import GlobalHydra
 from mutants import (
     clip_after_the_mean,
@@ -66,7 +66,7 @@ from dpbench.training.losses import per_sample_loss
 
 CPU = torch.device("cpu")
 # All whose eps is said to be proven; test_error_feedback.py has the one that is not.
-ALGORITHMS = sorted({path.stem for path in (CONF / "algo").glob("*.yaml")} - {"dicesgd"})
+PROVEN = sorted({*ALGORITHMS} - {"dicesgd"})
 RISK = 0.01
 RUNS = 120
 SEPARATED = ("algo=disk", "algo.kappa=0.5", "algo.gamma=0.5")  # c = 2: sensitivity 3C when clipped separately
@@ -75,7 +75,7 @@ SEPARATED = ("algo=disk", "algo.kappa=0.5", "algo.gamma=0.5")  # c = 2: sensitiv
 def first_with_each(*groups):
     """Of the algorithms that choose alike in these groups the first."""
     first = {}
-    for algo in ALGORITHMS:
+    for algo in PROVEN:
         text = (CONF / "algo" / f"{algo}.yaml").read_text()
         chosen = (re.search(rf"override /{group}: (\w+)", text) for group in groups)
         first.setdefault(tuple(found and found[1] for found in chosen), algo)
@@ -422,7 +422,7 @@ VARYING = {"adp", "adp_sqrt", "dynamic_dpsgd"}
 
 @pytest.mark.parametrize(
     "overrides",
-    [*(pytest.param((f"algo={a}",), marks=slow_unless(a in OF_EACH_MECHANISM)) for a in ALGORITHMS), SEPARATED],
+    [*(pytest.param((f"algo={a}",), marks=slow_unless(a in OF_EACH_MECHANISM)) for a in PROVEN), SEPARATED],
     ids=" ".join,
 )
 def test_correct_code_is_consistent_with_its_claim(overrides):
@@ -441,7 +441,7 @@ OF_EACH_QUERY_AND_CLIP = first_with_each("query", "clip")
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(pytest.param((f"algo={a}",), marks=slow_unless(a in OF_EACH_QUERY_AND_CLIP)) for a in ALGORITHMS),
+        *(pytest.param((f"algo={a}",), marks=slow_unless(a in OF_EACH_QUERY_AND_CLIP)) for a in PROVEN),
         pytest.param(SEPARATED, marks=pytest.mark.slow),
     ],
     ids=" ".join,
@@ -506,7 +506,7 @@ def require_caught(found):
     assert found.eps_at_least > found.claimed_eps
 
 
-@pytest.mark.parametrize("algo", [pytest.param(a, marks=slow_unless(a in OF_EACH_MECHANISM)) for a in ALGORITHMS])
+@pytest.mark.parametrize("algo", [pytest.param(a, marks=slow_unless(a in OF_EACH_MECHANISM)) for a in PROVEN])
 def test_half_the_noise_is_caught_for_every_algorithm(monkeypatch, algo):
     noise_times(0.5)(monkeypatch)
     require_caught(full_batch(f"algo={algo}"))
@@ -516,7 +516,7 @@ def test_half_the_noise_is_caught_for_every_algorithm(monkeypatch, algo):
 OF_EACH_QUERY = first_with_each("query")
 
 
-@pytest.mark.parametrize("algo", [pytest.param(a, marks=slow_unless(a in OF_EACH_QUERY)) for a in ALGORITHMS])
+@pytest.mark.parametrize("algo", [pytest.param(a, marks=slow_unless(a in OF_EACH_QUERY)) for a in PROVEN])
 def test_a_missing_clip_is_caught_for_every_algorithm(monkeypatch, algo):
     missing_clip(monkeypatch)
     require_caught(full_batch(f"algo={algo}"))
@@ -727,7 +727,7 @@ def test_help_shows_every_setting_with_its_default(capsys, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("eps", "share"), [(8, 0.8), (1, 0.25)])
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", PROVEN)
 def test_correct_code_is_consistent_and_the_bound_is_tight(algo, eps, share):
     """At fixed seeds; at others with 95 % confidence. A canary below the threshold shows no more than its share."""
     found = audit(composed(f"algo={algo}", f"eps={eps}"), AuditSettings(runs=2000), CPU, lambda _: None)
@@ -739,7 +739,7 @@ def test_correct_code_is_consistent_and_the_bound_is_tight(algo, eps, share):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", [full_batch, on_the_model])
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", PROVEN)
 def test_noise_too_small_by_1_3_is_caught_for_every_algorithm(monkeypatch, algo, attack):
     noise_times(1 / 1.3)(monkeypatch)
     assert attack(f"algo={algo}", runs=1000).violated

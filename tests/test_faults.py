@@ -1,7 +1,6 @@
 """What goes wrong during long runs: full disks, damaged records, numbers that are none, memory, W&B, clocks."""
 
 import math
-import os
 import resource
 import shutil
 import socket
@@ -23,7 +22,19 @@ import pytest
 import torch
 import wandb
 import yaml
-from cli import ROOT, SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, snapshot, status
+from cli import (
+    SMALL,
+    STEPS,
+    Outcome,
+    environment,
+    only_record,
+    read,
+    read_metrics,
+    records,
+    run,
+    snapshot,
+    status,
+)
 from rich.console import Console
 from torch import nn
 from wandb_log import offline_runs
@@ -472,7 +483,7 @@ def poison(patch: pytest.MonkeyPatch, steps: int, value: float) -> None:
     patch.setattr(PrivateStep, "take", call)
 
 
-ALGORITHMS = (
+STAGES_OF_ALL_KINDS = (
     "algo=dpsgd",
     "algo=dpsgd optim=adam",
     "algo=disk",
@@ -489,7 +500,7 @@ ALGORITHMS = (
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("overrides", ALGORITHMS)
+@pytest.mark.parametrize("overrides", STAGES_OF_ALL_KINDS)
 def test_a_number_that_is_none_ends_a_run_at_its_step_as_diverged(tmp_path, monkeypatch, overrides, value):
     poison(monkeypatch, 2, value)
     outcome = carry_out(tmp_path, *overrides.split(), "evaluation.every_steps=1")
@@ -775,10 +786,9 @@ def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_p
             server.listen(100)  # accepts, and says nothing
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         own = {f"WANDB_{name}_DIR": str(tmp_path / "home") for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")}
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("WANDB_")},
+        settings = {
+            **{name: value for name, value in environment().items() if not name.startswith("WANDB_")},
             **own,
-            "PYTHONPATH": str(ROOT),
             "WANDB_BASE_URL": url,
             "WANDB_API_KEY": 40 * "0",
             "WANDB_INIT_TIMEOUT": "2",
@@ -794,7 +804,7 @@ def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_p
             "seeds=2",
             "-m",
         ]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, env=settings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     (said,) = [line for line in done.stdout.splitlines() if "W&B" in line and not line.startswith("W&B: online")]
     assert "W&B can't go online" in said

@@ -9,8 +9,8 @@ import pytest
 import torch
 from cli import only_record, read, read_metrics, records, run
 from gradient_checks import assert_exact, restricted
-from resuming import STEPS, carried_out, outcome, resumed_at, stopped, tiny, whole
-from test_resume import ALGORITHMS, full
+from helpers import ALGORITHMS
+from resuming import STEPS, carried_out, full, outcome, resumed_at, stopped, tiny, whole
 from torch import nn
 
 from dpbench import cache

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import CONF, ROOT
-from helpers import composed
+from cli import ROOT
+from helpers import ALGORITHMS, composed
 
 from dpbench.config import Job, compose_jobs
 from dpbench.errors import UserError
@@ -18,7 +18,6 @@ from dpbench.methods.entry import read_entry
 from dpbench.methods.facts import StageFacts, guarantee, memory, stages
 
 DOCS = ROOT / "docs" / "methods"
-ALGORITHMS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 
 
 @cache

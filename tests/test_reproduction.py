@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import ALGORITHMS
 from hydra import compose, initialize_config_dir
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 from omegaconf import OmegaConf
@@ -182,14 +183,11 @@ def test_options_carry_their_names(group):
     assert option_name(group, "no_such") is None
 
 
-ALGOS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "",
-        *(f"algo={algo}" for algo in ALGOS),
+        *(f"algo={algo}" for algo in ALGORITHMS),
         "algo=adp noise=constant",
         "algo=lp_dpadam filter=f3 optim=adambc clip=normalised",
         "dataset=cifar10",

@@ -21,13 +21,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 from cli import raise_after, read, read_metrics, run, status
-from helpers import composed
+from helpers import ALGORITHMS, composed
 from resuming import (
     STEPS,
     DropoutMLP,
     FallingBackMLP,
     carried_out,
     checkpoints,
+    full,
     noted,
     outcome,
     resumed_at,
@@ -41,7 +42,7 @@ from resuming import (
 from safetensors.torch import load_file
 
 from dpbench.averaging import Averaging
-from dpbench.config import Job, compose_jobs, conf_folder, config_hash
+from dpbench.config import Job, compose_jobs, config_hash
 from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated, UserError
 from dpbench.filters import Exponential, Filter
@@ -61,7 +62,6 @@ from dpbench.training.interruption import Interruption, Occasions
 from dpbench.training.preparing import Prepared
 from dpbench.training.resume import GLOBAL, Training
 
-ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
 CPU = torch.device("cpu")
 
 
@@ -76,23 +76,6 @@ def test_every_algorithm_goes_on_where_it_was(algo, tmp_path):
     assert resumed_at(folder) == [6]
     assert f"goes on after step 6 of {STEPS}" in said
     assert outcome(folder) == whole(config, tmp_path)
-
-
-# A run in which every part has something to remember: orders and generators of samples, views, masks, noise and
-# counts, thresholds, moments, averages. Twelve steps in three passes; step 6 is within the second.
-FULL = (
-    "algo=dcsgd_e",
-    "privacy=shuffled",
-    "augmentation=crop_flip",
-    "augmentation.copies=1",
-    "averaging=exponential",
-    "batch_size=360",
-    "epochs=3",
-)
-
-
-def full():
-    return replace(tiny(*FULL), model=DropoutMLP())
 
 
 @pytest.fixture(scope="module")

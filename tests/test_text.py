@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cli import run
+from cli import PLAIN, run
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
 
@@ -638,8 +638,6 @@ def test_scores_of_the_same_and_of_nothing():
 
 
 # Runs
-
-PLAIN = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 
 
 def words_of(names):
