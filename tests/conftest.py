@@ -16,12 +16,13 @@ import pytest
 import torch
 from cli import only_record, run
 from dp_accounting.rdp import rdp_privacy_accountant
-from helpers import accept_made_up_files
+from helpers import accept_made_up_files, precision
 from made_up_evidence import World
 from omegaconf import DictConfig
 from results_command import age_by
 
 from dpbench.config import compose
+from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking import provenance
 
 # The models are tiny: more threads only wait for each other.
@@ -163,6 +164,30 @@ def quiet_accountants() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     logger.setLevel(level)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was kept before is found."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device is measured."""
+    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
+
+
+@pytest.fixture
+def seeded() -> None:
+    torch.manual_seed(3)
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """Sums are made without the rounding of float32, which group norm of few pixels enlarges."""
+    with precision(torch.float64):
+        yield
 
 
 @pytest.fixture

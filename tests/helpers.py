@@ -1,5 +1,7 @@
 """What several test files share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -111,6 +113,17 @@ def trained(*overrides: str, root: Path = Path("nowhere"), source: GaussianSourc
     assert steps == list(range(1, config.steps + 1))
     assert ledger.complete()
     return Trained(metrics, parts.step.gradients.flat.vector, ledger)
+
+
+@contextmanager
+def precision(dtype: torch.dtype) -> Iterator[None]:
+    """Numbers have this type where none is asked for."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def accept_made_up_files(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ A new algorithm needs one thing more: the reference in references.py that it is 
 
 import io
 import math
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ALGORITHMS, composed
+from helpers import ALGORITHMS, composed, precision
 from references import REFERENCES, Task, abadi
 from scipy import stats
 
@@ -66,16 +65,6 @@ def digits(dtype):
     for split in (splits.train, splits.test):
         split.offset, split.factor = split.offset.to(dtype), split.factor.to(dtype)
     return splits
-
-
-@contextmanager
-def precision(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class Tapped(GaussianSource):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import cross_entropy, restricted
+from gradient_checks import assert_right, cross_entropy, engine_in_float64, restricted
+from small_models import TimeFirst
 from torch import nn
 
 from dpbench.errors import UserError
@@ -21,37 +22,10 @@ from dpbench.gradients.verify import moved
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 
-pytestmark = pytest.mark.filterwarnings("ignore:falling back to materialised")
-
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
-
-
-def engine_of(model, loss=cross_entropy):
-    model.double()
-    return PerSampleGradients(model, FlatParameters(model), loss)
-
-
-def one_by_one(engine, x, y):
-    """Gradients (B, d) by plain autograd, of the model itself and each sample alone."""
-    losses = [engine.loss(engine.model(x[i : i + 1]), y[i : i + 1]).sum() for i in range(len(y))]
-    options = {"allow_unused": True, "materialize_grads": True}
-    parts = [torch.autograd.grad(loss, engine.flat.parameters, **options) for loss in losses]
-    return torch.stack([torch.cat([part.flatten() for part in of_sample]) for of_sample in parts])
-
-
-def assert_right(engine, *batches):
-    """Norms and clipped sums of one batch after the other are those of plain autograd, sample by sample."""
-    for x, y in batches:
-        points = [Point(1.0, engine.flat.vector)]
-        want = one_by_one(engine, x, y)
-        norms = want.norm(dim=1)
-        bound = float(norms.median())
-        torch.testing.assert_close(engine.record(points, x, y).norms()[0], norms, rtol=1e-9, atol=1e-12)
-        found = engine.clipped_sum(points, [(x, y)], lambda norms, bound=bound: (bound / norms).clamp(max=1))
-        torch.testing.assert_close(found.total, (bound / norms).clamp(max=1) @ want, rtol=1e-9, atol=1e-12)
+pytestmark = [
+    pytest.mark.usefixtures("seeded"),
+    pytest.mark.filterwarnings("ignore:falling back to materialised"),
+]
 
 
 # Rows that follow the data
@@ -62,7 +36,7 @@ ODD = torch.tensor([[5, 0, 0, 0], [3, 8, 8, 4], [1, 1, 6, 2], [2, 5, 3, 7]])
 CLASSES = torch.tensor([0, 1, 2, 0])
 
 
-class Tokens(nn.Module):
+class OfTokens(nn.Module):
     """Token ids (n, T), of which 0 is padding, to three classes; what is between is up to `hidden`."""
 
     def __init__(self):
@@ -73,7 +47,7 @@ class Tokens(nn.Module):
         return self.head(self.hidden(ids))
 
 
-class WithoutPadding(Tokens):
+class WithoutPadding(OfTokens):
     def hidden(self, ids):
         real, h = ids != 0, self.embedding(ids)
         out = torch.zeros_like(h)
@@ -81,7 +55,7 @@ class WithoutPadding(Tokens):
         return out.sum(1)
 
 
-class WithoutPaddingByIndex(Tokens):
+class WithoutPaddingByIndex(OfTokens):
     def hidden(self, ids):
         h = self.embedding(ids)
         places = (ids != 0).flatten().nonzero().squeeze(1)
@@ -89,27 +63,27 @@ class WithoutPaddingByIndex(Tokens):
         return torch.zeros_like(h).flatten(0, 1).index_copy(0, places, inner).view_as(h).sum(1)
 
 
-class ByLength(Tokens):
+class ByLength(OfTokens):
     def hidden(self, ids):
         order = (ids != 0).sum(1).argsort(descending=True, stable=True)
         return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
 
 
-class ByLengthInPython(Tokens):
+class ByLengthInPython(OfTokens):
     def hidden(self, ids):
         lengths = [sum(token != 0 for token in row) for row in ids.tolist()]
         order = torch.tensor(sorted(range(len(ids)), key=lambda i: -lengths[i]))
         return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
 
 
-class ByLengthNumberByNumber(Tokens):
+class ByLengthNumberByNumber(OfTokens):
     def hidden(self, ids):
         lengths = (ids != 0).sum(1)
         order = torch.tensor(sorted(range(len(ids)), key=lambda i: -int(lengths[i])))
         return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
 
 
-class Routed(Tokens):
+class Routed(OfTokens):
     """A mixture of experts: each sample goes to one of two layers."""
 
     def hidden(self, ids):
@@ -125,14 +99,14 @@ class Routed(Tokens):
     "kind", [WithoutPadding, WithoutPaddingByIndex, ByLength, ByLengthInPython, ByLengthNumberByNumber, Routed]
 )
 def test_rows_that_follow_the_data_are_found_in_a_batch_that_shows_nothing(kind):
-    engine = engine_of(kind())
+    engine = engine_in_float64(kind())
     innocent = torch.tensor([[2, 4, 1, 3], [2, 8, 8, 4], [4, 1, 6, 2], [2, 5, 3, 7]])
     assert_right(engine, (innocent, CLASSES))
     assert isinstance(engine._way, Rows)
     assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
 
 
-class EndOfSequence(Tokens):
+class EndOfSequence(OfTokens):
     """Picks one token of each sample, after all layers or before the last."""
 
     before = False
@@ -145,7 +119,7 @@ class EndOfSequence(Tokens):
         return self.head(h)[torch.arange(len(ids)), last]
 
 
-class Backwards(Tokens):
+class Backwards(OfTokens):
     """Reorders features and tokens, but no samples."""
 
     def hidden(self, ids):
@@ -159,13 +133,13 @@ class Backwards(Tokens):
 def test_picking_a_token_of_each_sample_keeps_books(before):
     model = EndOfSequence()
     model.before = before
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
     assert isinstance(engine._way, Books)
 
 
 def test_reordering_within_samples_keeps_books():
-    engine = engine_of(Backwards())
+    engine = engine_in_float64(Backwards())
     assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES))
     assert isinstance(engine._way, Books)
 
@@ -230,11 +204,11 @@ class InChunks(nn.Module):
 @pytest.mark.parametrize("flat", [True, False])
 def test_chunks_of_samples_are_found_in_a_whole_batch(flat):
     x, y = torch.randn(8, 4, 5).double(), torch.randint(3, (8,))
-    assert_right(engine_of(InChunks(flat)), (x, y))
+    assert_right(engine_in_float64(InChunks(flat)), (x, y))
 
 
 def test_chunks_of_samples_are_found_in_the_first_batch_that_has_several():
-    engine = engine_of(InChunks(flat=True))
+    engine = engine_in_float64(InChunks(flat=True))
     assert_right(engine, (torch.randn(4, 4, 5).double(), torch.randint(3, (4,))))
     assert isinstance(engine._way, Books)
     assert_right(engine, (torch.randn(8, 4, 5).double(), torch.randint(3, (8,))))
@@ -243,25 +217,13 @@ def test_chunks_of_samples_are_found_in_the_first_batch_that_has_several():
 
 def test_a_batch_that_is_larger_hides_nothing_of_those_before_it():
     model = Turning()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     points = [Point(1.0, engine.flat.vector)]
     for count in (5, 5, 5):
         engine.record(points, torch.randn(count, 4).double(), torch.randint(3, (count,)))
         model.turned = True
     with pytest.raises(UserError, match=r"right in its first batches.*and maybe in some before it"):
         engine.record(points, torch.randn(6, 4).double(), torch.randint(3, (6,)))
-
-
-class TimeFirst(nn.Module):
-    """Puts the samples of each time together, which of one time alone is their order."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        h = torch.tanh(self.inner(x.transpose(0, 1).flatten(0, 1)))
-        return self.head(h.view(-1, len(x), 4).sum(0))
 
 
 class OfAnyRank(nn.Module):
@@ -276,7 +238,7 @@ class OfAnyRank(nn.Module):
 
 
 SHAPES = {
-    "one time, then two": (TimeFirst, (4, 1, 5), (4, 2, 5)),
+    "one time, then two": (lambda: TimeFirst(5, 4), (4, 1, 5), (4, 2, 5)),
     "vectors, then as many as there are samples": (OfAnyRank, (4, 5), (4, 4, 5)),
     "sequences, then vectors": (OfAnyRank, (4, 3, 5), (4, 5)),
 }
@@ -285,7 +247,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_is_right_for_samples_of_one_shape_alone(name):
     kind, first, then = SHAPES[name]
-    engine = engine_of(kind())
+    engine = engine_in_float64(kind())
     y = torch.randint(3, (4,))
     assert_right(engine, (torch.randn(first).double(), y))
     assert isinstance(engine._way, Books)
@@ -303,7 +265,7 @@ class Positions(nn.Module):
 
 
 def test_positions_of_which_some_are_taken():
-    engine = engine_of(Positions())
+    engine = engine_in_float64(Positions())
     for samples in (3, 8):
         assert_right(engine, (torch.randn(samples, 4, 3).double(), torch.randint(3, (samples,))))
 
@@ -326,7 +288,7 @@ class Rare(nn.Module):
 def test_a_use_that_the_first_samples_do_not_have():
     x, y = torch.randn(6, 6).double(), torch.randint(3, (6,))
     x[:3, 0], x[3:, 0] = -1, 1
-    assert_right(engine_of(Rare()), (x, y))
+    assert_right(engine_in_float64(Rare()), (x, y))
 
 
 class RareByAnotherName(nn.Module):
@@ -346,7 +308,7 @@ def test_a_use_that_the_first_batch_does_not_have(kind):
     x, y = torch.randn(6, 6).double(), torch.randint(3, (6,))
     common, rare = x.clone(), x.clone()
     common[:, 0], rare[:, 0] = -1, 1
-    engine = engine_of(kind())
+    engine = engine_in_float64(kind())
     assert_right(engine, (common, y))
     assert isinstance(engine._way, Rows)
     assert_right(engine, (rare, y))
@@ -365,7 +327,7 @@ class Turning(nn.Module):
 
 def test_a_model_whose_books_become_wrong_is_stopped():
     model = Turning()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     points = [Point(1.0, engine.flat.vector)]
     engine.record(points, x, y)
@@ -391,7 +353,7 @@ class OnTheEdge(nn.Module):
 
 
 def test_a_sample_on_the_edge_of_a_relu_stops_no_run(monkeypatch):
-    engine = engine_of(OnTheEdge())
+    engine = engine_in_float64(OnTheEdge())
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     points = [Point(1.0, engine.flat.vector)]
     engine.record(points, x, y)
@@ -429,14 +391,14 @@ class Alone(nn.Linear):
 
 
 def test_a_model_that_treats_small_batches_otherwise_goes_one_by_one():
-    engine = engine_of(Alone(4, 3))
+    engine = engine_in_float64(Alone(4, 3))
     assert_right(engine, (torch.randn(12, 4).double(), torch.randint(3, (12,))))
     assert isinstance(engine._way, Rows)
     assert engine._way.by_plain_autograd
 
 
 def test_a_model_that_mixes_samples_in_large_batches_alone_goes_one_by_one():
-    engine = engine_of(Crowded())
+    engine = engine_in_float64(Crowded())
     assert_right(engine, (torch.randn(12, 4).double(), torch.randint(3, (12,))))
     assert isinstance(engine._way, Rows)
     assert engine._way.by_plain_autograd
@@ -446,7 +408,7 @@ def test_a_model_that_mixes_samples_in_large_batches_alone_goes_one_by_one():
 def test_broken_samples_hide_nothing(turned):
     model = Turning()
     model.turned = turned
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     x[4] = torch.nan
     engine._way = Books(1)
@@ -478,7 +440,7 @@ def anew(engine, state=None):
 
 def test_with_the_state_a_broken_sample_that_comes_first_changes_no_draw():
     """Gradients of the first samples that are not finite settle nothing, and one by one a model draws otherwise."""
-    engine = engine_of(Standardising().train())
+    engine = engine_in_float64(Standardising().train())
     points, y = [Point(1.0, engine.flat.vector)], torch.randint(3, (8,))
     engine.record(points, torch.randn(8, 6).double(), y)
     x = torch.randn(8, 6).double()
@@ -514,7 +476,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_way_is_taken_up_with_what_it_was_compared_with(name, monkeypatch):
-    engine = engine_of(MODELS[name]())
+    engine = engine_in_float64(MODELS[name]())
     points = [Point(1.0, engine.flat.vector)]
     for count in (5, 7, 6):
         engine.record(points, torch.randn(count, 6).double(), torch.randint(3, (count,)))
@@ -532,7 +494,7 @@ def test_every_way_is_taken_up_with_what_it_was_compared_with(name, monkeypatch)
 
 def test_a_way_that_is_wrong_by_now_is_found_in_the_first_batch():
     model = Turning()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     points = [Point(1.0, engine.flat.vector)]
     engine.record(points, x, y)
@@ -545,7 +507,7 @@ def test_a_way_that_is_wrong_by_now_is_found_in_the_first_batch():
 
 def test_passes_that_are_none_of_trainings_leave_no_trace():
     model = CountingPasses()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     points, (x, y) = [Point(1.0, engine.flat.vector)], (torch.randn(5, 6).double(), torch.randint(3, (5,)))
     for _ in range(2):
         state, passes = engine.state_dict(), float(model.passes)
@@ -560,7 +522,7 @@ def test_passes_that_are_none_of_trainings_leave_no_trace():
 def test_samples_that_were_made_up_do_not_settle_the_way():
     model = Turning()
     model.turned = True
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     engine._way, engine._batches = Books(1), 1
     engine.compare_anew()
@@ -568,7 +530,7 @@ def test_samples_that_were_made_up_do_not_settle_the_way():
 
 
 def test_samples_that_were_made_up_choose_no_strategies():
-    engine = engine_of(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+    engine = engine_in_float64(nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
     engine.record([Point(1.0, engine.flat.vector)], torch.zeros(8, 4).double(), torch.zeros(8, dtype=torch.int64))
     assert engine.state_dict()["strategies"]
     engine.compare_anew()
@@ -600,7 +562,7 @@ def weight_noise(model, x, h):
 
 @pytest.mark.parametrize("between", [drop_connect, weight_noise])
 def test_a_weight_that_is_used_without_its_layer_in_training_alone(between):
-    engine = engine_of(Drawing(between).train())
+    engine = engine_in_float64(Drawing(between).train())
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     points = [Point(1.0, engine.flat.vector)]
     tape = engine.record(points, x, y)
@@ -611,7 +573,7 @@ def test_a_weight_that_is_used_without_its_layer_in_training_alone(between):
 
 @pytest.mark.parametrize("between", [drop_connect, weight_noise])
 def test_a_model_that_goes_into_training_mode_is_compared_anew(between):
-    engine = engine_of(Drawing(between).eval())
+    engine = engine_in_float64(Drawing(between).eval())
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     points = [Point(1.0, engine.flat.vector)]
     assert_right(engine, (x, y))
@@ -646,7 +608,7 @@ def through_a_gate_of_zero(model, x, h):
 def test_mixing_beside_draws_changes_no_other_sample(between):
     model = Drawing(between).train()
     model.gate = nn.Parameter(torch.zeros(6, 6))
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     other = x.clone()
     other[3] = 100.0
@@ -688,7 +650,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_draws_that_mix_nothing_keep_books(name):
-    engine = engine_of(Drawing(HARMLESS[name]).train())
+    engine = engine_in_float64(Drawing(HARMLESS[name]).train())
     x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
     engine.record([Point(1.0, engine.flat.vector)], x, y)
     assert isinstance(engine._way, Books)
@@ -698,7 +660,7 @@ def test_iterates_share_draws_of_python_and_numpy():
     def scaled(model, x, h):
         return h * random.random() + x * np.random.random()
 
-    engine = engine_of(Drawing(scaled).train())
+    engine = engine_in_float64(Drawing(scaled).train())
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     here, there = engine.flat.vector, engine.flat.vector + 0.1 * torch.randn_like(engine.flat.vector)
 
@@ -725,7 +687,7 @@ def test_a_dropout_that_kernels_have_of_their_own_drops_nothing_in_the_backward_
 
 
 def test_draws_that_can_not_be_held_still_make_no_books():
-    engine = engine_of(Drawing(lambda model, x, h: torch.poisson(h.exp()) * h).train())
+    engine = engine_in_float64(Drawing(lambda model, x, h: torch.poisson(h.exp()) * h).train())
     with pytest.warns(UserWarning, match="random numbers by poisson"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), torch.randint(3, (4,)))
     assert isinstance(engine._way, Rows)
@@ -828,7 +790,7 @@ def regularised(model, share=0.1):
 
 def test_a_loss_that_reads_parameters_keeps_that_part():
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    assert_right(engine_of(model, regularised(model)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+    assert_right(engine_in_float64(model, regularised(model)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
 
 
 @pytest.mark.parametrize("draw", [lambda: torch.rand(()), lambda: torch.poisson(ONE)])
@@ -861,12 +823,12 @@ def test_in_single_precision_too(share):
     torch.testing.assert_close((sums[0] - sums[1]) / (8 * share), engine.flat.vector, rtol=1e-2, atol=1e-3)
 
 
-class Renormalising(Tokens):
+class Renormalising(OfTokens):
     def hidden(self, ids):
         return F.embedding(ids, self.embedding.weight, max_norm=0.5).mean(1)
 
 
-class Shrinking(Tokens):
+class Shrinking(OfTokens):
     def hidden(self, ids):
         self.inner.weight.data = self.inner.weight.data * 0.9
         return self.inner(self.embedding(ids)).mean(1)
@@ -874,7 +836,7 @@ class Shrinking(Tokens):
 
 @pytest.mark.parametrize(("kind", "name"), [(Renormalising, "embedding.weight"), (Shrinking, "inner.weight")])
 def test_a_pass_that_changes_parameters_is_refused(kind, name):
-    engine = engine_of(kind())
+    engine = engine_in_float64(kind())
     before = engine.flat.vector.clone()
     with pytest.raises(UserError, match=f"changes its parameter '{name}'"):
         engine.record([Point(1.0, engine.flat.vector)], TOKENS, CLASSES)
@@ -911,7 +873,7 @@ KEEPING = {
 
 @pytest.mark.parametrize("case", KEEPING)
 def test_a_model_that_keeps_values_of_its_samples_is_refused_for(case):
-    engine = engine_of(KEEPING[case]().train())
+    engine = engine_in_float64(KEEPING[case]().train())
     before = {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
     where = "outside of its buffers" if case == "what is no buffer" else "in the buffer 'mean'"
     with pytest.raises(UserError, match=where):
@@ -939,7 +901,7 @@ def test_a_state_that_is_carried_from_batch_to_batch_is_refused(gain):
     model = Carrying()
     with torch.no_grad():
         model.head.weight.mul_(gain)
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     with pytest.raises(UserError, match="another one after a pass of other samples"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
 
@@ -956,7 +918,7 @@ class Caching(nn.Linear):
 
 
 def test_what_is_made_once_for_all_samples_may_be_kept():
-    assert_right(engine_of(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+    assert_right(engine_in_float64(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
 
 
 class Counting(nn.Module):
@@ -975,7 +937,7 @@ class Counting(nn.Module):
 
 def test_one_pass_for_each_sample_counts_as_one():
     model = Counting().train()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for _ in range(3):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(5, 6).double(), torch.randint(3, (5,)))
     assert isinstance(engine._way, Rows)
@@ -1004,7 +966,7 @@ class CountingSamples(nn.Linear):
 
 def test_a_model_that_counts_samples_is_refused():
     """Each batch is drawn at random, so that their sizes are the samples' secret, too."""
-    engine = engine_of(CountingSamples().train())
+    engine = engine_in_float64(CountingSamples().train())
     with pytest.raises(UserError, match="counts its samples in the buffer 'seen'"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
     assert int(engine.model.seen) == 0
@@ -1014,7 +976,7 @@ def test_a_model_that_counts_samples_is_refused():
 @pytest.mark.parametrize("kind", [CountingPasses, Counting])
 def test_to_a_counter_of_passes_a_logical_batch_is_one(kind, apart, monkeypatch):
     """However many micro-batches it takes, and where memory runs out."""
-    engine = engine_of(kind().train())
+    engine = engine_in_float64(kind().train())
     point, clipped = Point(1.0, engine.flat.vector), []
     original = PerSampleGradients.record_by
 
@@ -1064,19 +1026,19 @@ class WithoutAGraph(nn.Module):
 
 @pytest.mark.parametrize("kind", [Asserting, WithALock, WithoutAGraph])
 def test_models_that_the_comparison_stumbles_over(kind):
-    assert_right(engine_of(kind().train()), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+    assert_right(engine_in_float64(kind().train()), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
 
 
 def test_sequences_without_tokens():
-    class Summing(Tokens):
+    class Summing(OfTokens):
         def hidden(self, ids):
             return torch.tanh(self.inner(self.embedding(ids))).sum(1)
 
-    assert_right(engine_of(Summing()), (TOKENS, CLASSES), (TOKENS[:, :0], CLASSES))
+    assert_right(engine_in_float64(Summing()), (TOKENS, CLASSES), (TOKENS[:, :0], CLASSES))
 
 
 def test_a_loss_that_is_no_value_per_sample_is_refused():
-    engine = engine_of(nn.Linear(6, 3), lambda outputs, targets: F.cross_entropy(outputs, targets))
+    engine = engine_in_float64(nn.Linear(6, 3), lambda outputs, targets: F.cross_entropy(outputs, targets))
     with pytest.raises(UserError, match=r"the loss of . rows has shape \(\)"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
 
@@ -1238,7 +1200,7 @@ def test_seeds_that_share_a_pass_have_norms_as_exact():
 
 
 def test_no_warning_where_books_are_kept():
-    engine = engine_of(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
+    engine = engine_in_float64(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_right(engine, (torch.randn(4, 6).double(), torch.randint(3, (4,))))

@@ -9,7 +9,17 @@ from types import MethodType
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import DEVICE, EXACT, FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
+from gradient_checks import (
+    DEVICE,
+    EXACT,
+    FALLBACK,
+    assert_exact,
+    cross_entropy,
+    engine_in_float64,
+    next_token,
+    plain_gradients,
+)
+from small_models import Doubled, NarrowResNet
 from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 
@@ -141,24 +151,15 @@ def test_wide_resnet_16_4():
     assert_exact(WideResNet().build(CIFAR), images(3), spread=0.01, points=(1, 2), tolerances=tolerances)
 
 
-class Narrow(resnet.ResNet):
-    """A ResNet of torchvision with an eighth of the channels."""
-
-    def __init__(self, blocks):
-        super().__init__(resnet.BasicBlock, blocks, num_classes=3, norm_layer=halves)
-        self.fc = nn.Linear(512 // 8, 3)
-
-    def _make_layer(self, block, planes, *args, **kwargs):
-        return super()._make_layer(block, planes // 8, *args, **kwargs)
-
-
 def halves(channels):
     return nn.GroupNorm(2, channels)
 
 
 @pytest.mark.parametrize("blocks", [[2, 2, 2, 2], [3, 4, 6, 3]], ids=["18", "34"])
 def test_resnet_of_torchvision(blocks):
-    assert_exact(Narrow(blocks), images(3), spread=0.02, tolerances=DOUBLE)
+    assert_exact(
+        NarrowResNet(resnet.BasicBlock, blocks, 3, norm_layer=halves), images(3), spread=0.02, tolerances=DOUBLE
+    )
 
 
 @pytest.mark.slow
@@ -502,11 +503,6 @@ class Gated(nn.Module):
         return self.head(self.layer(x.transpose(0, 1))[0][-1])
 
 
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
 class Outside(nn.Module):
     """Uses the weight of a layer without the layer."""
 
@@ -645,10 +641,6 @@ def assert_exact_on(engine, model, x, y, which=slice(None)):
         torch.testing.assert_close(total, want.sum(0), rtol=1e-9, atol=1e-12)
 
 
-def engine_of(model):
-    return PerSampleGradients(model, FlatParameters(model.double()), cross_entropy)
-
-
 def test_positions_without_a_batch():
     assert_exact(Ordinals(12), torch.randint(7, (4, 12)), books=False)
 
@@ -656,7 +648,7 @@ def test_positions_without_a_batch():
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_first_batch_of_one_sample():
     model = Ordinals(12)
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 4):
         assert_exact_on(engine, model, torch.randint(7, (batch, 12)), torch.randint(3, (batch,)))
 
@@ -665,7 +657,7 @@ def test_first_batch_of_one_sample():
 def test_head_of_zeros_in_the_first_batch():
     model = Ordinals(12)
     nn.init.zeros_(model.head.weight)
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randint(7, (4, 12)), torch.randint(3, (4,))
     engine.record([Point(1.0, engine.flat.vector)], x, y)
     nn.init.normal_(model.head.weight)
@@ -675,7 +667,7 @@ def test_head_of_zeros_in_the_first_batch():
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_subclass_that_differs_in_training_mode():
     model = nn.Sequential(TwiceInTraining(6, 5), nn.Tanh(), nn.Linear(5, 3)).train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
@@ -684,7 +676,7 @@ def test_first_sample_without_a_finite_gradient():
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     broken = x.clone()
     broken[0] = torch.nan
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     assert_exact_on(engine, model, broken, y, slice(1, None))
     # The comparison is made as soon as it can be.
     with pytest.warns(UserWarning, match=FALLBACK):
@@ -706,7 +698,7 @@ def test_first_batch_of_one_sample_of_a_scaled_vector():
             return self.head(self.layer(x) * self.scale).view(len(x), -1)
 
     model = Scaled()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 4):
         assert_exact_on(engine, model, torch.randn(batch, 6).double(), torch.randint(3, (batch,)))
 
@@ -729,7 +721,7 @@ class UnlikeInTraining(nn.Module):
 @pytest.mark.parametrize("how", ["outside", "mixing"])
 def test_model_that_differs_in_training_mode(how):
     model = UnlikeInTraining(how).train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 class Standardised(nn.Module):
@@ -750,7 +742,7 @@ class Standardised(nn.Module):
 def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(rate):
     """One sample moves the sum of the others' gradients by nothing: each is made by itself."""
     model = Standardised(rate).train()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
     with pytest.warns(UserWarning, match=r"the loss of a sample depends on other samples"):
         engine.record([Point(1.0, engine.flat.vector)], x, y)
@@ -768,7 +760,7 @@ def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_a_first_batch_of_one_sample_does_not_settle_what_larger_ones_are():
     model = UnlikeInTraining("mixing").train()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 1, 4):
         assert_exact_on(engine, model, torch.randn(batch, 6).double(), torch.randint(3, (batch,)))
 
@@ -789,14 +781,14 @@ class Keeping(nn.Module):
 
 
 def test_a_model_that_keeps_values_of_its_samples_is_refused():
-    engine = engine_of(Keeping("mean").train())
+    engine = engine_in_float64(Keeping("mean").train())
     with pytest.raises(UserError, match="keeps values of its samples in the buffer 'seen'"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 def test_a_count_of_passes_is_kept_and_not_moved_by_the_comparison():
     model = Keeping("count").train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 class Bytes(nn.Module):

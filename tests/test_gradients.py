@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import restricted
+from gradient_checks import func_gradients, relative, restricted
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
+from small_models import Doubled
 from torch import nn
-from torch.func import functional_call, grad, vmap
 
 from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
 from dpbench.config import compose_jobs
@@ -96,10 +96,6 @@ def clipped_sum(recorded, clip, threshold):
     return sum(tape.weighted_sum(clip.factors(tape.norms(), threshold)) for tape in recorded)
 
 
-def relative_error(got, want):
-    return float((got.double() - want).norm() / want.norm())
-
-
 @pytest.mark.parametrize("points", [1, 2])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_clipped_sums_equal_opacus(name, points):
@@ -119,7 +115,7 @@ def test_clipped_sums_equal_opacus(name, points):
             recorded = tapes(engine, [Point(*w) for w in weights], inputs, labels, micro)
             for clip_name, clip in clips.items():
                 found = clipped_sum(recorded, clip, threshold)
-                assert relative_error(found, want[clip_name]) < 1e-5, (clip_name, micro)
+                assert relative(found, want[clip_name]) < 1e-5, (clip_name, micro)
 
 
 def test_clipped_sum_equals_what_opacus_optimizer_accumulates():
@@ -134,7 +130,7 @@ def test_clipped_sum_equals_what_opacus_optimizer_accumulates():
     want = torch.cat([p.summed_grad.reshape(-1) for p in optimizer.params])
     engine = PerSampleGradients(model, flat, per_sample_loss)
     recorded = tapes(engine, [Point(1.0, flat.vector)], inputs, labels, 6)
-    assert relative_error(clipped_sum(recorded, CLIPS["threshold"], 1.5), want.double()) < 1e-5
+    assert relative(clipped_sum(recorded, CLIPS["threshold"], 1.5), want.double()) < 1e-5
 
 
 class TextModel(nn.Module):
@@ -198,14 +194,7 @@ def test_layer_rules_equal_torch_func_in_float64(name):
     flat = FlatParameters(model)
     other = flat.vector + 0.1 * torch.randn_like(flat.vector)
 
-    def loss(vector, sample, label):
-        parameters = dict(zip(flat.names, flat.views(vector), strict=True))
-        return F.cross_entropy(functional_call(model, parameters, (sample.unsqueeze(0),)), label.unsqueeze(0))
-
-    def per_sample(vector):
-        return vmap(grad(loss), in_dims=(None, 0, 0))(vector.clone(), x, y)
-
-    want = 2.5 * per_sample(other) - 1.5 * per_sample(flat.vector)
+    want = 2.5 * func_gradients(model, flat, other, x, y) - 1.5 * func_gradients(model, flat, flat.vector, x, y)
     engine = PerSampleGradients(model, flat, per_sample_loss)
     tape = engine.record([Point(2.5, other), Point(-1.5, flat.vector)], x, y)
     torch.testing.assert_close(tape.norms()[0], want.norm(dim=1))
@@ -223,7 +212,7 @@ def test_frozen_parameters_take_no_part():
     engine = PerSampleGradients(model, flat, per_sample_loss)
     tape = engine.record([Point(1.0, flat.vector)], inputs, labels)
     want = opacus_gradients_of_trainable(model, inputs, labels)
-    assert relative_error(tape.weighted_sum(torch.ones(1, 4)), want.sum(0)) < 1e-5
+    assert relative(tape.weighted_sum(torch.ones(1, 4)), want.sum(0)) < 1e-5
 
 
 def opacus_gradients_of_trainable(model, inputs, labels):
@@ -269,11 +258,6 @@ def test_parameters_in_half_precision_are_refused_with_advice(dtype):
         FlatParameters(model)
     model[1].requires_grad_(False)
     assert len(FlatParameters(model)) == 12
-
-
-class Doubled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
 
 
 class Leaky(nn.Module):

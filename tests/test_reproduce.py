@@ -20,17 +20,11 @@ from dpbench.files import read_json
 from dpbench.launch import rounds
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.reproduction import launching, smoke
-from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock
 from dpbench.training.job_record import record_of
 
+pytestmark = pytest.mark.usefixtures("known_speed")
 ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")
-
-
-@pytest.fixture(autouse=True)
-def known_speed(monkeypatch):
-    """No test measures a device."""
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
 
 
 def run(folder: Path, *arguments: str, always: tuple[str, ...] = ALWAYS) -> Outcome:

@@ -34,20 +34,13 @@ from dpbench.reproduction.index import RecordIndex, canonical
 from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State, standing_of
-from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
+from dpbench.reproduction.times import Basis, Times, forward_flops
 
 
 @pytest.fixture(autouse=True)
-def known_machine(monkeypatch):
+def known_machine(monkeypatch, known_speed):
     """No test measures a device, or finds the data of this one."""
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
     monkeypatch.delenv("DPBENCH_DATA", raising=False)
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """For tests of what is composed and what is kept; the others share what was found."""
-    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
 
 
 # Which records are a candidate's.

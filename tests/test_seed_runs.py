@@ -10,7 +10,7 @@ import yaml
 from cli import SMALL, STEPS, hash_of, only_record, read, read_metrics, records, run, snapshot, status
 from resuming import carried_out, outcome, tiny
 from safetensors.torch import load
-from torch import nn
+from small_models import PassCounter
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.errors import UserError
@@ -222,20 +222,10 @@ def test_seeds_whose_passes_take_long_go_one_by_one(tmp_path, monkeypatch):
     assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1, 1]
 
 
-class Counting(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(64, 10))
-        self.register_buffer("passes", torch.zeros(()))
-
-    def forward(self, x):
-        self.passes += self.training
-        return super().forward(x)
-
-
 @dataclass
 class CountingModel(Linear):
     def build(self, data):
-        return Counting()
+        return PassCounter()
 
 
 def test_what_is_tried_out_before_a_run_leaves_no_trace_in_it(tmp_path):

@@ -29,10 +29,7 @@ from dpbench.tracking.record import RunRecord
 from dpbench.tracking.shapes import SCORES
 from dpbench.tracking.status import Status
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def statuses(folder: Path) -> list[str]:

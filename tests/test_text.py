@@ -431,14 +431,7 @@ PAIRS = [
 MIXED = [("sst2", "roberta_base"), ("e2e", "gpt2")]
 
 
-@pytest.fixture
-def _double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("_double")
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize(
     ("pair", "algorithm"),
     [
