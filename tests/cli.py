@@ -126,6 +126,10 @@ def status(record: Path) -> str:
     return read(record, "status.json")["status"]
 
 
+def final_accuracy(record: Path) -> float:
+    return read(record, "summary.json")["test_accuracy"]["final"]
+
+
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Time and content of every file below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())

@@ -29,6 +29,15 @@ from dpbench.tracking import provenance
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
+pytest.register_assert_rewrite(
+    "documented_examples",
+    "gradient_checks",
+    "made_up_locks",
+    "resuming",
+    "small_models",
+    "team_resuming",
+    "wandb_log",
+)
 BY_HYDRA = compose._compose
 
 # One file of each data set or tokenizer, below the data root.

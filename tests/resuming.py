@@ -253,3 +253,10 @@ def resumed_at(folder: Path) -> list[int]:
 
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*checkpoint*"))
+
+
+def flip(path: Path) -> None:
+    """Change a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -115,13 +115,6 @@ class Language(nn.Module):
         return self.head(torch.tanh(self.mix(x)))
 
 
-class Doubled(nn.Linear):
-    """Overrides what the layer computes."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
 class TimeFirst(nn.Module):
     """Puts the samples of each time together, which of one time alone is their order."""
 

@@ -19,7 +19,7 @@ from gradient_checks import (
     next_token,
     plain_gradients,
 )
-from small_models import Doubled, NarrowResNet
+from small_models import NarrowResNet
 from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 
@@ -503,6 +503,11 @@ class Gated(nn.Module):
         return self.head(self.layer(x.transpose(0, 1))[0][-1])
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 class Outside(nn.Module):
     """Uses the weight of a layer without the layer."""
 
@@ -537,6 +542,7 @@ class SequenceFirst(nn.Module):
 
 WITHOUT_BOOKS = {
     "prelu": lambda: nn.Sequential(nn.Linear(6, 5), nn.PReLU(5), nn.Linear(5, 3)),
+    "prelu, first": lambda: nn.Sequential(nn.PReLU(), nn.Linear(6, 3)),
     "odd": Odd,
     "bilinear": Twofold,
     "doubled": lambda: nn.Sequential(Doubled(6, 5), nn.Tanh(), Doubled(5, 3)),

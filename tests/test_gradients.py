@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from gradient_checks import func_gradients, relative, restricted
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
-from small_models import Doubled
 from torch import nn
 
 from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, ThresholdClip
@@ -258,38 +257,6 @@ def test_parameters_in_half_precision_are_refused_with_advice(dtype):
         FlatParameters(model)
     model[1].requires_grad_(False)
     assert len(FlatParameters(model)) == 12
-
-
-class Leaky(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(x) @ self.layer.weight
-
-
-WITHOUT_BOOKS = {
-    "a layer of unknown kind": lambda: nn.Sequential(nn.PReLU(), nn.Linear(3, 3)),
-    "a subclass that overrides forward": lambda: nn.Sequential(Doubled(3, 3)),
-    "a parameter used outside its layer": Leaky,
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_BOOKS)
-def test_models_without_books_warn_and_give_right_gradients(name):
-    torch.manual_seed(0)
-    model, x, y = WITHOUT_BOOKS[name](), torch.randn(4, 3), torch.randint(3, (4,))
-    engine = engine_of(model)
-    parameters = list(model.parameters())
-    rows = [torch.autograd.grad(F.cross_entropy(model(x[i : i + 1]), y[i : i + 1]), parameters) for i in range(4)]
-    want = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-    points = [Point(1.0, engine.flat.vector)]
-    with pytest.warns(UserWarning, match="falling back to materialised per-sample gradients for this model") as caught:
-        tape, _ = engine.record(points, x, y), engine.record(points, x, y)
-    assert len(caught) == 1
-    torch.testing.assert_close(tape.norms()[0], want.norm(dim=1))
-    torch.testing.assert_close(tape.weighted_sum(torch.ones(1, 4)), want.sum(0))
 
 
 def test_evaluating_elsewhere_leaves_the_parameters_bit_for_bit():

@@ -28,6 +28,7 @@ from resuming import (
     FallingBackMLP,
     carried_out,
     checkpoints,
+    flip,
     full,
     noted,
     outcome,
@@ -390,12 +391,6 @@ def test_seconds_of_all_parts_are_added_up(tmp_path):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1000])
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def empty(path):

@@ -22,6 +22,7 @@ from resuming import (
     FallingBackMLP,
     carried_out,
     checkpoints,
+    flip,
     kill_at,
     noted,
     outcome,
@@ -143,10 +144,7 @@ def of_other_code_in_process_1(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> None:
-    path = folder / "checkpoint-00000006.pt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(folder / "checkpoint-00000006.pt")
 
 
 @pytest.mark.parametrize(
