@@ -127,6 +127,16 @@ class TimeFirst(nn.Module):
         return self.head(h.view(-1, len(x), h.shape[1]).sum(0))
 
 
+class CountingPasses(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return super().forward(x)
+
+
 class PassCounter(nn.Sequential):
     """A linear model of digits that counts its passes in training, in a buffer."""
 
@@ -148,3 +158,19 @@ class NarrowResNet(resnet.ResNet):
 
     def _make_layer(self, block, planes, *args, **settings):
         return super()._make_layer(block, planes // 8, *args, **settings)
+
+
+class TokenClassifier(nn.Module):
+    """Token ids (n, T), of which 0 is padding, to three classes; what is between is up to `hidden`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.inner, self.head = nn.Embedding(9, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, ids):
+        return self.head(self.hidden(ids))
+
+
+# Ids and labels for it.
+TOKENS = torch.tensor([[5, 1, 7, 2], [3, 8, 8, 4], [1, 1, 6, 2], [2, 5, 3, 7]])
+CLASSES = torch.tensor([0, 1, 2, 0])
