@@ -4,8 +4,11 @@ import math
 
 import dp_accounting
 
-from dpbench.privacy import Plan, Release
+from dpbench.privacy import Part, Plan, Release
 from dpbench.privacy.sampling import POISSON
+
+# What is released beside each sum of a plan.
+BESIDE = (Part("histogram", 5.0),)
 
 
 def equal_plan(q, z, steps, scheme=POISSON):
