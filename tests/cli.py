@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import job_of
 from hydra.core.global_hydra import GlobalHydra
 
-from dpbench.config import compose_jobs, config_hash
+from dpbench.config import config_hash
 from dpbench.run import main
 from dpbench.step import PrivateStep
 
@@ -37,7 +38,7 @@ SMALL = (
 @cache
 def hash_of(*overrides: str) -> str:
     """Hash of the run that the overrides give."""
-    return config_hash(compose_jobs(overrides, multirun=False)[0].config)
+    return config_hash(job_of(*overrides).config)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from draws import generator
 
 from dpbench.clip import ThresholdClip
-from dpbench.config import RunConfig, compose_jobs, conf_folder
+from dpbench.config import Job, RunConfig, compose_jobs, conf_folder
 from dpbench.data.sources import File, Problem
 from dpbench.filters import Identity
 from dpbench.gradients import FlatParameters, PerSampleGradients
@@ -34,12 +34,12 @@ NOISE_SEED = 5
 
 
 @cache
-def _composed(overrides: tuple[str, ...]) -> RunConfig:
-    return compose_jobs(overrides, multirun=False)[0].config
+def job_of(*overrides: str) -> Job:
+    return compose_jobs(overrides, multirun=False)[0]
 
 
 def composed(*overrides: str) -> RunConfig:
-    return deepcopy(_composed(overrides))
+    return deepcopy(job_of(*overrides).config)
 
 
 def equal_releases(steps: int, sampling_rate: float, noise_multiplier: float, beside: tuple[Part, ...] = ()) -> Ledger:

@@ -26,9 +26,7 @@ from mutants import (
 from rich.console import Console
 
 from dpbench.audit.attacks import audit
-from dpbench.audit.bounds import (
-    noticeable_factor,
-)
+from dpbench.audit.bounds import noticeable_factor
 from dpbench.audit.canaries import FAR, STEEPNESS, CanaryModel, canary_samples, strongest_centre
 from dpbench.audit.many_runs import attack_step, choose_threshold, count_errors
 from dpbench.audit.one_run import attack_run

@@ -10,9 +10,7 @@ from io import StringIO
 import pytest
 from helpers import composed
 from hydra.core.global_hydra import GlobalHydra
-from mutants import (
-    missing_clip,
-)
+from mutants import missing_clip
 from rich.console import Console
 
 from dpbench.audit.__main__ import main

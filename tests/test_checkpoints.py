@@ -12,17 +12,7 @@ import pytest
 import torch
 from cli import raise_after, read, status
 from helpers import composed
-from resuming import (
-    carried_out,
-    checkpoints,
-    flip,
-    outcome,
-    resumed_at,
-    stopped,
-    tiny,
-    whole,
-    whole_as_patched,
-)
+from resuming import carried_out, checkpoints, flip, outcome, resumed_at, stopped, tiny, whole, whole_as_patched
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.config.schema import CheckpointTimes

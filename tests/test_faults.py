@@ -22,19 +22,7 @@ import pytest
 import torch
 import wandb
 import yaml
-from cli import (
-    SMALL,
-    STEPS,
-    Outcome,
-    environment,
-    only_record,
-    read,
-    read_metrics,
-    records,
-    run,
-    snapshot,
-    status,
-)
+from cli import SMALL, STEPS, Outcome, environment, only_record, read, read_metrics, records, run, snapshot, status
 from rich.console import Console
 from torch import nn
 from wandb_log import offline_runs
@@ -62,7 +50,7 @@ from dpbench.training.losses import per_sample_loss
 
 
 @cache
-def job_of(overrides: tuple[str, ...]) -> Job:
+def small_job(overrides: tuple[str, ...]) -> Job:
     (job,) = compose_jobs([*SMALL, "eps=inf", *overrides], multirun=False)
     return job
 
@@ -71,7 +59,7 @@ def carry_out(
     results: Path, *overrides: str, seeds: tuple[int, ...] = (0,), fuse: bool = False, force: bool = False
 ) -> Outcome:
     """What a command line does with its jobs once Hydra has composed them, which takes most of a small run's time."""
-    job = job_of(overrides)
+    job = small_job(overrides)
     jobs = []
     for seed in seeds:
         config = replace(deepcopy(job.config), seed=seed, results_dir=str(results), fuse_seeds=fuse, force=force)

@@ -9,15 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cli import read, run, status
-from resuming import (
-    carried_out,
-    checkpoints,
-    outcome,
-    resumed_at,
-    signalled,
-    tiny,
-    whole,
-)
+from resuming import carried_out, checkpoints, outcome, resumed_at, signalled, tiny, whole
 
 from dpbench.errors import Terminated
 from dpbench.training.interruption import Interruption

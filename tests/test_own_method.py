@@ -21,7 +21,7 @@ def my_conf(tmp_path_factory) -> Path:
     return write_own_method(tmp_path_factory.mktemp("outside"))
 
 
-def composed(conf: Path, *overrides: str):
+def composed_with(conf: Path, *overrides: str):
     return compose_jobs(overrides, multirun=False, config_dirs=[conf])[0].config
 
 
@@ -32,7 +32,7 @@ def test_the_combination_in_readme_is_the_one_typed(tmp_path):
     (tmp_path / name).write_text(content)
     typed = re.search(r"`(algo=disk noise=\S+ schedule=\S+)`", README)[1]
     (combined,) = compose_jobs(typed.split(), multirun=False)
-    assert config_hash(composed(tmp_path, "algo=mine")) == config_hash(combined.config)
+    assert config_hash(composed_with(tmp_path, "algo=mine")) == config_hash(combined.config)
 
 
 def test_the_example_trains_in_a_process_of_its_own(my_conf):
@@ -97,10 +97,10 @@ def test_the_hash_tells_module_and_name_and_leaves_built_in_ones_as_they_were(tm
             "        return gradient\n"
         )
         write_option(tmp_path, module, f"own_{module}.Identity")
-    hashes = {config_hash(composed(tmp_path, f"filter={name}")) for name in ("none", "one", "two")}
+    hashes = {config_hash(composed_with(tmp_path, f"filter={name}")) for name in ("none", "one", "two")}
     assert len(hashes) == 3
-    assert resolved(composed(tmp_path, "filter=none"))["filter"] == {"kind": "Identity"}
-    assert resolved(composed(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
+    assert resolved(composed_with(tmp_path, "filter=none"))["filter"] == {"kind": "Identity"}
+    assert resolved(composed_with(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
 
 
 BAD_CLASSES = """
@@ -269,14 +269,14 @@ def test_what_a_file_sets_of_the_run_goes_before_the_defaults_and_what_is_typed_
         "evaluation:\n  every_steps: 5\ncheckpoint:\n  every_steps: 6\noptim:\n  lr: 0.125\n"
     )
     (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}{settings}algo:\n  name: mine\n")
-    found = composed(tmp_path, "algo=mine", "seed=8", "evaluation.every_steps=4")
+    found = composed_with(tmp_path, "algo=mine", "seed=8", "evaluation.every_steps=4")
     assert (found.eps, found.delta, found.seed, found.device) == (3, 1e-6, 8, "cpu")
     assert (found.batch_size, found.epochs, found.keep_model, found.optim.lr) == (99, 2, True, 0.125)
     assert (found.evaluation.every_steps, found.checkpoint.every_steps) == (4, 6)
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset/few.yaml").write_text(f"{PACKAGE}defaults:\n  - digits\n  - _self_\nbatch_size: 50\n")
-    assert composed(tmp_path, "dataset=few").batch_size == 50
-    assert composed(tmp_path, "dataset=few", "algo=mine").batch_size == 99
+    assert composed_with(tmp_path, "dataset=few").batch_size == 50
+    assert composed_with(tmp_path, "dataset=few", "algo=mine").batch_size == 99
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_an_unreadable_file_is_named_with_its_line(tmp_path, content, expected, 
 def test_an_unreadable_file_that_is_not_chosen_stops_nothing(my_conf, tmp_path):
     conf = write_own_method(tmp_path)
     (conf / "algo/other.yaml").write_text("a: b: c\n")
-    assert config_hash(composed(conf, "algo=mine")) == config_hash(composed(my_conf, "algo=mine"))
+    assert config_hash(composed_with(conf, "algo=mine")) == config_hash(composed_with(my_conf, "algo=mine"))
 
 
 def test_what_is_typed_without_effect_is_refused_and_what_a_file_sets_for_a_replaced_stage_is_not(tmp_path):
@@ -313,7 +313,7 @@ def test_what_is_taken_over_from_a_method_whose_stages_are_replaced_is_no_slip(t
     (tmp_path / "algo").mkdir()
     replaced = "  - override /query: one_point\n  - override /filter: momentum\n  - _self_\n"
     (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}defaults:\n  - disk\n{replaced}algo:\n  name: mine\n")
-    found = composed(tmp_path, "algo=mine")
+    found = composed_with(tmp_path, "algo=mine")
     assert (found.algo["name"], found.algo["kappa"]) == ("mine", 0.7)
     assert type(found.query).__name__ == "OnePoint"
 

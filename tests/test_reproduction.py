@@ -47,12 +47,12 @@ def known_machine(monkeypatch, known_speed):
 
 
 @cache
-def job_of(*candidate: str) -> Job:
+def job_of_candidate(*candidate: str) -> Job:
     return compose_each([candidate])[0]
 
 
 def full_hash(candidate: tuple[str, ...]) -> str:
-    return config_hash(job_of(*candidate).config)
+    return config_hash(job_of_candidate(*candidate).config)
 
 
 def cells_with_runs(artefacts: Iterable[Artefact]) -> list[Cell]:
@@ -96,7 +96,7 @@ TYPED_AS = [
 
 @pytest.mark.parametrize("typed", TYPED_AS)
 def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_cache):
-    job = job_of(*TYPED_AS[0].split())
+    job = job_of_candidate(*TYPED_AS[0].split())
     digest = record(tmp_path, job, 0).parent.name
     assert full_hash(tuple(typed.split())) == digest
     assert Hashes(RecordIndex(tmp_path))(tuple(typed.split())) == digest
@@ -107,7 +107,7 @@ def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_
     ["eps=3", "eps=2 optim.lr=1", "eps=2 dataset=mnist", "eps=2 model=mlp", "batch_size=64", "eps=2 optim=adam"],
 )
 def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeypatch):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     monkeypatch.setattr(Hashes, "learn", None)
     line = typed if "model=" in typed else f"{typed} model=linear"
     assert Hashes(RecordIndex(tmp_path))(tuple(line.split())) is None
@@ -115,7 +115,7 @@ def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeyp
 
 @pytest.mark.parametrize(("typed", "found"), [("null", True), ("30", False)])
 def test_a_record_from_before_there_were_searches_is_that_of_a_run_without_one(tmp_path, typed, found, own_cache):
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     del settings["privacy"]["search_runs"]
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -126,7 +126,7 @@ def test_a_record_from_before_there_were_searches_is_that_of_a_run_without_one(t
 
 
 def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path):
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     (folder / "config.yaml").unlink()
     index = RecordIndex(tmp_path)
     assert index.possible(["eps=3"]) == {folder.parent.name}
@@ -136,13 +136,13 @@ def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path
 def test_a_record_that_appears_later_is_seen_after_a_refresh(tmp_path):
     index, line = RecordIndex(tmp_path), ["model=linear", "eps=2"]
     assert not index.possible(line)
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     index.refresh()
     assert index.possible(line) == {folder.parent.name}
 
 
 def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     hashes = Hashes(RecordIndex(tmp_path))
     hashes.prepare([("eps=2", "filter=no_such"), ("eps=2", "model=linear")])
     assert hashes(("eps=2", "filter=no_such")) is None
@@ -150,7 +150,7 @@ def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
 
 
 def test_hashes_are_kept_until_an_option_changes(tmp_path, monkeypatch, own_cache):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     candidate = tuple(TYPED_AS[1].split())
     digest = Hashes(RecordIndex(tmp_path))(candidate)
     with monkeypatch.context() as patch:
@@ -306,7 +306,7 @@ SMALL = {"dataset": "digits", "model": "linear", "algo": "dpsgd", "batch_size": 
 def timed_record(
     results: Path, seconds: float, *settings: str, seeds_at_once: int = 1, device: str | None = None
 ) -> Path:
-    job = job_of(*(f"{key}={value}" for key, value in SMALL.items()), *settings)
+    job = job_of_candidate(*(f"{key}={value}" for key, value in SMALL.items()), *settings)
     folder = record(results, job, 0)
     origin = {
         "device": device or describe(torch.device("cpu")),
@@ -375,7 +375,7 @@ class CellWorld:
     def __init__(self, folder: Path, text: str) -> None:
         self.results = folder / "results"
         self.cell = only_cell(loaded(folder, table_1=text))
-        self.jobs = {candidate: job_of(*candidate) for candidate in self.cell.candidates}
+        self.jobs = {candidate: job_of_candidate(*candidate) for candidate in self.cell.candidates}
 
     def run(self, candidate: int, seed: int, accuracy: float = 0.6, status: str = "finished", **summary) -> None:
         record(self.results, list(self.jobs.values())[candidate], seed, accuracy, status, **summary)
@@ -501,7 +501,7 @@ def test_what_is_lacking_matters_only_while_something_is_missing(one):
 
 
 def plan_of(folder: Path, retry: bool = False, **files: str) -> Planner:
-    return Planner(loaded(folder, **files), folder / "results", job_of("device=cpu").config, retry=retry)
+    return Planner(loaded(folder, **files), folder / "results", job_of_candidate("device=cpu").config, retry=retry)
 
 
 class Carried:
@@ -516,7 +516,7 @@ class Carried:
     def __call__(self, wave) -> None:
         self.waves.append(len(wave))
         for work in wave:
-            job = job_of(*work.batch.candidate)
+            job = job_of_candidate(*work.batch.candidate)
             for seed in work.batch.seeds:
                 record(self.results, job, seed, status=self.status)
                 self.runs.append((config_hash(job.config), seed))
@@ -584,7 +584,7 @@ def test_estimates_follow_what_was_measured(tmp_path):
 
     def carry(wave) -> None:
         for work in wave:
-            job = job_of(*work.batch.candidate)
+            job = job_of_candidate(*work.batch.candidate)
             for seed in work.batch.seeds:
                 folder = record(tmp_path / "results", job, seed, steps=5)
                 origin = {"device": describe(torch.device("cpu")), "wall_seconds": 5000.0}

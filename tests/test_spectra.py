@@ -5,16 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from filter_references import (
-    SNR,
-    TAPS,
-    autocorrelation,
-    catalogued,
-    impulse_response,
-    normalised_snr,
-    outputs_of,
-    taps,
-)
+from filter_references import SNR, TAPS, autocorrelation, catalogued, impulse_response, normalised_snr, outputs_of, taps
 from helpers import assembled, composed
 from scipy.optimize import brentq
 from scipy.signal import lfilter
