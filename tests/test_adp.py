@@ -19,8 +19,6 @@ from dpbench.stage import Course
 from dpbench.threshold import DecayingThreshold
 from dpbench.training.budget import budget
 
-EPOCHS = {11_760: 60, 23_520: 120, 39_200: 200}
-
 
 class Rates(Schedule):
     """Given step sizes."""

@@ -30,7 +30,6 @@ from dpbench.models import CNN5, SmallCNN, WideResNet
 from dpbench.query import Point
 
 DOUBLE = {torch.float64: 1e-9}
-BOTH = {torch.float64: 1e-9, torch.float32: 1e-5}
 MNIST = ImageDataset(name="mnist", channels=1, height=28, width=28, classes=3)
 CIFAR = ImageDataset(name="cifar10", channels=3, height=32, width=32, classes=3, mean=[0.0] * 3, std=[1.0] * 3)
 
@@ -68,11 +67,11 @@ def ids_with_padding(batch, length, rows, pad):
 
 @pytest.mark.parametrize("dataset", [MNIST, CIFAR], ids=["28", "32"])
 def test_cnn5(dataset):
-    assert_exact(CNN5().build(dataset), images(3, dataset), spread=0.02, tolerances=BOTH)
+    assert_exact(CNN5().build(dataset), images(3, dataset), spread=0.02)
 
 
 def test_small_cnn():
-    assert_exact(SmallCNN().build(MNIST), images(4, MNIST), spread=0.05, tolerances=BOTH)
+    assert_exact(SmallCNN().build(MNIST), images(4, MNIST), spread=0.05)
 
 
 class ViewsMaps(nn.Module):
@@ -89,7 +88,7 @@ class ViewsMaps(nn.Module):
 
 
 def test_a_network_that_views_its_maps_keeps_books():
-    assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8), tolerances=BOTH)
+    assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8))
 
 
 class OwnGroupNorm(nn.GroupNorm):
@@ -129,7 +128,7 @@ def test_wide_resnet(standardised):
     for name, parameter in model.named_parameters():
         if name.endswith("gain"):
             nn.init.uniform_(parameter, 0.5, 1.5)
-    assert_exact(model, images(3), spread=0.02, tolerances=BOTH)
+    assert_exact(model, images(3), spread=0.02)
 
 
 @pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
@@ -188,7 +187,7 @@ def test_convnext_of_torchvision():
 def test_vision_transformer_of_torchvision():
     model = vision_transformer.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=3)
     nn.init.normal_(model.heads.head.weight)
-    assert_exact(model, torch.rand(4, 3, 16, 16), tolerances=BOTH)
+    assert_exact(model, torch.rand(4, 3, 16, 16))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -208,7 +207,7 @@ def test_vision_transformer_of_transformers(attention):
     model = ViTForImageClassification(config).eval()
     assert all(parameter.requires_grad for parameter in model.parameters())
     # The eager attention of this model takes its softmax in float32, whatever the precision of the model.
-    tolerances = BOTH if attention == "sdpa" else {torch.float64: 1e-6, torch.float32: 1e-5}
+    tolerances = EXACT if attention == "sdpa" else {torch.float64: 1e-6, torch.float32: 1e-5}
     assert_exact(Call(model, argument="pixel_values"), torch.rand(4, 3, 16, 16), tolerances=tolerances)
 
 
@@ -276,7 +275,7 @@ def tiny_bert(kind, **options):
 def test_bert(kind, pad, attention):
     model = tiny_bert(kind, attn_implementation=attention)
     ids = ids_with_padding(4, 8, 40, pad)
-    assert_exact(Call(model, pad=pad), ids, tolerances=BOTH if attention == "sdpa" else DOUBLE)
+    assert_exact(Call(model, pad=pad), ids, tolerances=EXACT if attention == "sdpa" else DOUBLE)
 
 
 def test_bert_without_padding_or_mask():
@@ -313,7 +312,7 @@ def test_gpt2(attention):
     model = tiny_gpt2(attn_implementation=attention)
     assert model.lm_head.weight is model.transformer.wte.weight
     ids = torch.randint(30, (4, 9))
-    assert_exact(Call(model), ids, ids, loss=next_tokens, tolerances=BOTH if attention == "sdpa" else DOUBLE)
+    assert_exact(Call(model), ids, ids, loss=next_tokens, tolerances=EXACT if attention == "sdpa" else DOUBLE)
 
 
 class Characters(nn.Module):
@@ -330,7 +329,7 @@ class Characters(nn.Module):
 
 
 def test_lstm_over_characters():
-    assert_exact(Characters(), torch.randint(26, (4, 9)), tolerances=BOTH)
+    assert_exact(Characters(), torch.randint(26, (4, 9)))
 
 
 @pytest.mark.parametrize("targets", [["query", "value"], "all-linear"], ids=["attention", "all"])
@@ -340,7 +339,7 @@ def test_lora(targets):
     model = peft.get_peft_model(tiny_bert("Roberta"), config)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert all("lora_" in name or "classifier" in name for name in trained)
-    assert_exact(Call(model, pad=1), ids_with_padding(4, 8, 40, 1), tolerances=BOTH)
+    assert_exact(Call(model, pad=1), ids_with_padding(4, 8, 40, 1))
 
 
 def encoder(*before):
@@ -349,7 +348,7 @@ def encoder(*before):
 
 
 def test_transformer_encoder_of_torch():
-    assert_exact(encoder(nn.Linear(4, 8)), torch.randn(4, 5, 4), tolerances=BOTH)
+    assert_exact(encoder(nn.Linear(4, 8)), torch.randn(4, 5, 4))
 
 
 @pytest.mark.parametrize("training", [True, False])

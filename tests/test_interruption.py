@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-import torch
 from cli import read, run, status
 from resuming import carried_out, checkpoints, outcome, resumed_at, signalled, tiny, whole
 
 from dpbench.errors import Terminated
 from dpbench.training.interruption import Interruption
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
