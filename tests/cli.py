@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import job_of
 from hydra.core.global_hydra import GlobalHydra
 
-from dpbench.config import compose_jobs, config_hash
+from dpbench.config import config_hash
 from dpbench.run import main
 from dpbench.step import PrivateStep
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 
+PLAIN = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 STEPS = 3
 # A run of three steps that is evaluated after two of them and at the end.
 SMALL = (
-    "device=cpu",
-    "tracker=disabled",
-    "privacy.accountant=rdp",
+    *PLAIN,
     "model=linear",
     "batch_size=64",
     "epochs=0.1",
@@ -38,7 +38,7 @@ SMALL = (
 @cache
 def hash_of(*overrides: str) -> str:
     """Hash of the run that the overrides give."""
-    return config_hash(compose_jobs(overrides, multirun=False)[0].config)
+    return config_hash(job_of(*overrides).config)
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,16 @@ def forget_logging(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(logging, "shutdown", lambda *_: None)
 
 
+def environment(*folders: Path) -> dict[str, str]:
+    """That of a process of its own, which finds modules in these folders, and dpbench where this one does."""
+    paths = [*map(str, folders), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m dpbench.run` in a process of its own."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "dpbench.run", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def records(results: Path) -> list[Path]:
@@ -121,6 +125,10 @@ def _not_json(word: str) -> None:
 
 def status(record: Path) -> str:
     return read(record, "status.json")["status"]
+
+
+def final_accuracy(record: Path) -> float:
+    return read(record, "summary.json")["test_accuracy"]["final"]
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:

@@ -1,10 +1,12 @@
 """What holds for every test."""
 
 import hashlib
+import logging
 import os
 import pickle
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,17 +16,28 @@ import pytest
 import torch
 from cli import only_record, run
 from dp_accounting.rdp import rdp_privacy_accountant
-from helpers import accept_made_up_files
+from helpers import accept_made_up_files, precision
+from made_up_evidence import World
 from omegaconf import DictConfig
 from results_command import age_by
 
 from dpbench.config import compose
+from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking import provenance
 
 # The models are tiny: more threads only wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
+pytest.register_assert_rewrite(
+    "documented_examples",
+    "gradient_checks",
+    "made_up_locks",
+    "resuming",
+    "small_models",
+    "team_resuming",
+    "wandb_log",
+)
 BY_HYDRA = compose._compose
 
 # One file of each data set or tokenizer, below the data root.
@@ -148,6 +161,48 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every configuration samples alike and draws the same noise, so that two of them can be compared exactly."""
     for module in ("assemble", "loop"):
         monkeypatch.setattr(f"dpbench.training.{module}.config_hash", lambda _: "")
+
+
+@pytest.fixture
+def quiet_accountants() -> Iterator[None]:
+    """Without the warnings of dp-accounting and Opacus of each order that they leave out or end at."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was kept before is found."""
+    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No device is measured."""
+    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
+
+
+@pytest.fixture
+def seeded() -> None:
+    torch.manual_seed(3)
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """Sums are made without the rounding of float32, which group norm of few pixels enlarges."""
+    with precision(torch.float64):
+        yield
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Claims and no records yet."""
+    return World(tmp_path)
 
 
 @pytest.fixture

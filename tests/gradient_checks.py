@@ -1,4 +1,4 @@
-"""Per-sample gradients against one plain backward pass per sample in float64, and models that several tests share."""
+"""Per-sample gradients against one plain backward pass per sample in float64."""
 
 import copy
 import math
@@ -77,18 +77,7 @@ def relative(got, want):
     return float((got.double().cpu() - want).norm() / want.norm())
 
 
-class Expanded(nn.Module):
-    """One channel as so many, without a copy."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.channels = channels
-
-    def forward(self, x):
-        return x.expand(-1, self.channels, *x.shape[2:])
-
-
-class Reference(NamedTuple):
+class PlainReference(NamedTuple):
     """What an engine is compared with: `plain_gradients` at some iterates."""
 
     targets: torch.Tensor
@@ -102,7 +91,9 @@ def reference_of(model, inputs, targets=None, *, loss=cross_entropy, views=1, po
     inputs = inputs.float().double() if inputs.is_floating_point() else inputs
     targets = torch.randint(3, (len(inputs),)) if targets is None else targets
     iterates = iterates_of(FlatParameters(model).vector, max(points), spread)
-    return Reference(targets, iterates, [plain_gradients(model, at, inputs, targets, loss, views) for at in iterates])
+    return PlainReference(
+        targets, iterates, [plain_gradients(model, at, inputs, targets, loss, views) for at in iterates]
+    )
 
 
 def assert_exact(
@@ -250,105 +241,31 @@ def standardised_model(layer, spread, x):
     return model, torch.cat([spread, torch.full((rest,), 0.1).double()])
 
 
-class Tokens(nn.Module):
-    """A class token, position embeddings and a layer scale, as in vision transformers."""
-
-    def __init__(self, length, d):
-        super().__init__()
-        self.start = nn.Linear(d, d)
-        self.token = nn.Parameter(torch.randn(1, 1, d))
-        self.positions = nn.Parameter(torch.randn(1, length + 1, d))
-        self.scale = nn.Parameter(torch.rand(d))
-
-    def forward(self, x):
-        x = torch.cat([self.token.expand(len(x), -1, -1), self.start(x)], dim=1) + self.positions
-        return x + self.scale * torch.tanh(x)
-
-
-class Scaled(nn.Module):
-    """Output of a layer times a parameter of some shape."""
-
-    def __init__(self, layer, shape):
-        super().__init__()
-        self.layer = layer
-        self.scale = nn.Parameter(torch.rand(shape) + 0.5)
-
-    def forward(self, x):
-        return self.layer(x) * self.scale
-
-
-class Recurrent(nn.Module):
-    """An LSTM of which all that it gives is used."""
-
-    def __init__(self, d, **options):
-        super().__init__()
-        self.start = nn.Linear(d, d)
-        self.lstm = nn.LSTM(d, batch_first=True, **options)
-
-    def forward(self, x):
-        output, (h, c) = self.lstm(self.start(x))
-        return torch.cat([output.flatten(1), h.transpose(0, 1).flatten(1), c.transpose(0, 1).flatten(1)], dim=1)
-
-
-class Attention(nn.Module):
-    """Multi-head attention of a sequence to itself, or of its first two tokens to the others."""
-
-    def __init__(self, d, heads, *, cross=False, values=False, padding=None, mask=None, weights=None, bias=True):
-        super().__init__()
-        self.start = nn.Linear(d, d)
-        self.attention = nn.MultiheadAttention(d, heads, bias=bias, batch_first=True)
-        for parameter in self.attention.parameters():
-            nn.init.normal_(parameter, std=0.7)
-        self.cross, self.values, self.padding, self.mask, self.weights = cross, values, padding, mask, weights
-
-    def forward(self, x):
-        x = self.start(x)
-        query, key = (x[:, :2], x[:, 2:]) if self.cross else (x, x)
-        value = torch.sin(key) if self.values else key
-        hidden = None
-        if self.padding is not None:
-            hidden = x.detach()[:, -key.shape[1] :, 0] > 0
-            hidden[:, 0] = False
-            if self.padding == "numbers":
-                hidden = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, -2.0)
-        forbidden = None
-        if self.mask is not None:
-            forbidden = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            if self.mask == "numbers":
-                forbidden = -forbidden.to(x.dtype)
-            elif self.mask == "of each head":
-                forbidden = forbidden.repeat(len(x) * self.attention.num_heads, 1, 1)
-        output, weights = self.attention(
-            query,
-            key,
-            value,
-            key_padding_mask=hidden,
-            attn_mask=forbidden,
-            need_weights=self.weights is not None,
-            average_attn_weights=self.weights != "of each head",
-        )
-        assert (weights is None) == (self.weights is None)
-        return output if weights is None else torch.cat([output.flatten(1), weights.flatten(1)], dim=1)
-
-
-class Language(nn.Module):
-    """A model of language whose last layer has the weight of its first; optionally read twice more."""
-
-    def __init__(self, rows=5, d=4, *, padding_idx=None, bias=True, again=False):
-        super().__init__()
-        self.table = nn.Embedding(rows, d, padding_idx=padding_idx)
-        self.mix = nn.Linear(d, d)
-        self.head = nn.Linear(d, rows, bias=bias)
-        self.head.weight = self.table.weight
-        self.again = again
-
-    def forward(self, ids):
-        x = self.table(ids)
-        if self.again:
-            x = x + self.table(ids.flip(1)[:, :1]) + torch.tanh(self.head(x)).sum(2, keepdim=True)
-        return self.head(torch.tanh(self.mix(x)))
-
-
 def next_token(outputs, targets):
     """The mean over tokens of a sample's losses."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape).mean(1)
+
+
+def engine_in_float64(model, loss=cross_entropy):
+    model.double()
+    return PerSampleGradients(model, FlatParameters(model), loss)
+
+
+def one_by_one(engine, x, y):
+    """Gradients (B, d) by plain autograd, of the model itself and each sample alone."""
+    losses = [engine.loss(engine.model(x[i : i + 1]), y[i : i + 1]).sum() for i in range(len(y))]
+    options = {"allow_unused": True, "materialize_grads": True}
+    parts = [torch.autograd.grad(loss, engine.flat.parameters, **options) for loss in losses]
+    return torch.stack([torch.cat([part.flatten() for part in of_sample]) for of_sample in parts])
+
+
+def assert_right(engine, *batches):
+    """Norms and clipped sums of one batch after the other are those of plain autograd, sample by sample."""
+    for x, y in batches:
+        points = [Point(1.0, engine.flat.vector)]
+        want = one_by_one(engine, x, y)
+        norms = want.norm(dim=1)
+        bound = float(norms.median())
+        torch.testing.assert_close(engine.record(points, x, y).norms()[0], norms, rtol=1e-9, atol=1e-12)
+        found = engine.clipped_sum(points, [(x, y)], lambda norms, bound=bound: (bound / norms).clamp(max=1))
+        torch.testing.assert_close(found.total, (bound / norms).clamp(max=1) @ want, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-ALGORITHMS = ("dpsgd", "disk", "doppler", "dp_pmlf", "adp")
+SOME_ALGORITHMS = ("dpsgd", "disk", "doppler", "dp_pmlf", "adp")
 STATUSES = ("failed", "diverged", "interrupted", "invalid", "running")
 # Such a part of the records is not finished.
 UNFINISHED = 0.02
@@ -31,7 +31,7 @@ def make(results: Path, template: Path, count: int, seeds: int = 1) -> None:
     began = datetime.now(UTC) - timedelta(days=30)
     for number in range(count):
         if number % seeds == 0:
-            digest, algorithm = f"{chance.getrandbits(48):012x}", chance.choice(ALGORITHMS)
+            digest, algorithm = f"{chance.getrandbits(48):012x}", chance.choice(SOME_ALGORITHMS)
             eps, rate = chance.choice([0.5, 1.0, 2.0, 4.0, 8.0]), chance.choice([0.1, 0.25, 0.5, 1.0, 2.0])
         if number % LINKS == 0:  # what all records have alike
             shared = {name: results / f"shared-{number}-{name}" for name in ("metrics.jsonl", "ledger.json")}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cli import raise_after, read, status
+from cli import SMALL, raise_after, read, status
 from helpers import composed
 from rich.console import Console
 from torch import nn
@@ -42,8 +42,30 @@ TINY = (
     "evaluation.every_steps=3",
     "record_coordinates=5",
 )
+# Of orders and generators of samples, views, masks, noise and counts, thresholds, moments, averages. Twelve steps in
+# three passes; step 6 is within the second.
+FULL = (
+    "algo=dcsgd_e",
+    "privacy=shuffled",
+    "augmentation=crop_flip",
+    "augmentation.copies=1",
+    "averaging=exponential",
+    "batch_size=360",
+    "epochs=3",
+)
 SPLITS = composed().dataset.load(Path("nowhere"), download=False)
 SPLITS.test.images, SPLITS.test.labels = SPLITS.test.images[:100], SPLITS.test.labels[:100]
+
+# A program whose steps take 0.2 seconds at least, of which there are twenty in a longer run.
+SLOWLY = """
+import sys, time
+from dpbench.run import main
+from dpbench.step import PrivateStep
+take = PrivateStep.take
+PrivateStep.take = lambda self, batch: (time.sleep(0.2), take(self, batch))[1]
+sys.exit(main())
+"""
+LONGER = (*SMALL, "algo=disk", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
 
 
 # Before and after calls of these a process may be killed: about 80 points in ten steps.
@@ -128,6 +150,11 @@ class FallingBackMLP(DropoutMLP):
 def tiny(*overrides: str, **settings: Any) -> RunConfig:
     """A small run; what several runs have in common is composed once."""
     return replace(composed(*TINY, *overrides), keep_model=True, **settings)
+
+
+def full() -> RunConfig:
+    """A run in which every part has something to remember."""
+    return replace(tiny(*FULL), model=DropoutMLP())
 
 
 def carried_out(
@@ -226,3 +253,10 @@ def resumed_at(folder: Path) -> list[int]:
 
 def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*checkpoint*"))
+
+
+def flip(path: Path) -> None:
+    """Change a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cli import ROOT
 
 from dpbench.claims import SECTIONS, Artefact, load_all
 from dpbench.claims.notation import Printed
@@ -21,7 +22,6 @@ from dpbench.config import conf_folder
 FILES = conf_folder() / "paper"
 # Without comparisons of our own, which print no numbers.
 PAPERS = tuple(folder for folder in SECTIONS if folder != "beyond")
-ROOT = Path(__file__).resolve().parents[1]
 SPECIFICATIONS = Path(os.environ.get("DPBENCH_SPECIFICATIONS", ROOT.parent / "shared" / "papers"))
 
 

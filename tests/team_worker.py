@@ -1,7 +1,7 @@
 """Trains cases in teams of one, two and three processes, and keeps what each process found.
 
-python team_worker.py FOLDER writes FOLDER/<crew>-<rank>.pt: by case, what `trained` returns. The processes are forked
-once everything is imported, which takes longer than the cases.
+python team_worker.py FOLDER writes FOLDER/<crew>-<rank>.pt: by case, what `trained_by_this_process` returns. The
+processes are forked once everything is imported, which takes longer than the cases.
 """
 
 import importlib
@@ -82,7 +82,7 @@ def splits_of(case: Case) -> Splits:
     return Splits(Split.raw(rows, splits.train.labels), splits.test)
 
 
-def trained(case: Case, team: Team) -> dict[str, Any]:
+def trained_by_this_process(case: Case, team: Team) -> dict[str, Any]:
     """What a run comes to in this process."""
     config: RunConfig = composed(*SETTINGS, *case.settings)
     found: dict[str, Any] = {"thresholds": [], "metrics": [], "error": None, "batches": []}
@@ -383,7 +383,7 @@ def work(file: Path, crew: Crew) -> None:
                     team.contact.announce(name)
                 elif (order := team.contact.next_instruction()) != name:
                     raise RuntimeError(f"expected {name}, got {order}")
-            found[name] = trained(case, team)
+            found[name] = trained_by_this_process(case, team)
         if isinstance(team, TorchTeam) and not team.leads:
             assert team.contact.next_instruction() is None
         torch.save(found, file)

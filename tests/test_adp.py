@@ -1,32 +1,23 @@
 """Noise that varies from step to step: ADP-SGD's identities and printed numbers, Du et al.'s decays."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from helpers import assembled, composed
+from adp_schedules import prepared, rates, scales
+from helpers import assembled, composed, step_of
 from torch import nn
 
-from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
-from dpbench.filters import Identity
-from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.noise import DecayingNoise, GrowingNoise, StepSizeNoise
 from dpbench.optim import SGD
 from dpbench.privacy import Ledger, Plan, Release
 from dpbench.privacy.adp_theorem import AdpTheorem
-from dpbench.privacy.gaussian import SeededGaussian
-from dpbench.query import OnePoint
 from dpbench.schedules import Constant, InverseSqrt, Schedule, SqrtDecay
 from dpbench.stage import Course
-from dpbench.step import PrivateStep
-from dpbench.threshold import DecayingThreshold, FixedThreshold
+from dpbench.threshold import DecayingThreshold
 from dpbench.training.budget import budget
-from dpbench.training.losses import per_sample_loss
-
-EPOCHS = {11_760: 60, 23_520: 120, 39_200: 200}
 
 
 class Rates(Schedule):
@@ -37,20 +28,6 @@ class Rates(Schedule):
 
     def factor(self, step, steps):
         return self.rates[step]
-
-
-def prepared(stage, schedule, steps):
-    stage.prepare(Course(steps, 10, partial(schedule.factor, steps=steps)))
-    return stage
-
-
-def scales(schedule, steps):
-    stage = prepared(StepSizeNoise(), schedule, steps)
-    return np.array([stage.scale(t) for t in range(steps)])
-
-
-def rates(schedule, steps):
-    return np.array([schedule.factor(t, steps) for t in range(steps)])
 
 
 # adp.md 2.6: Σ 1/α_t² of the two schedules of the experiments, with optim.lr = 0.1 and 1.
@@ -216,23 +193,10 @@ def test_the_noise_that_is_added_is_the_scheduled_one():
     """With the ledger's word for it: a release at another scale than the planned one is refused."""
     noise = prepared(StepSizeNoise(), Rates([1.0, 0.25, 0.04]), 3)
     model = nn.Linear(100, 100, bias=False)
-    flat = FlatParameters(model)
     plan = Plan.of(Release(0.1, s) for s in (2.0, 4.0, 10.0))
-    step = PrivateStep(
-        PerSampleGradients(model, flat, per_sample_loss),
-        query=OnePoint(),
-        clip=ThresholdClip(),
-        threshold=FixedThreshold(1.0),
-        noise=noise,
-        filter=Identity(),
-        optimizer=SGD(lr=1.0).build(flat.parameters),
-        noise_multiplier=2.0,
-        sampling_rate=0.1,
-        expected_batch=1.0,
-        ledger=Ledger(plan, eps=1.0, delta=1e-5, accountant="rdp"),
-        noise_source=SeededGaussian(torch.Generator().manual_seed(0)),
-        side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-    )
+    ledger = Ledger(plan, eps=1.0, delta=1e-5, accountant="rdp")
+    step = step_of(model, noise=noise, optim=SGD(lr=1.0), noise_multiplier=2.0, sampling_rate=0.1, ledger=ledger)
+    flat = step.gradients.flat
     before = flat.vector.clone()
     for std in (2.0, 4.0, 10.0):
         assert step.noise_std(step.steps, 1.0) == pytest.approx(std)

@@ -1,4 +1,3 @@
-import logging
 import math
 from functools import cache
 
@@ -7,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import scipy
+from adp_schedules import FACTORS, RATE
 from closed_form_references import (
     Guarantee,
     classical_eps,
@@ -176,30 +176,11 @@ def test_heterogeneous_composition_bounds_randomised_response():
 # ADP's calibration theorem
 
 DELTA = 1e-5
-RATE = 0.00512
-
-
-def linear_in_root(steps):
-    """Schedule (i) of adp.md 2.4, as alpha_t = 1/sqrt(eta_t)."""
-    slope = (0.1 - 1e-10) / math.sqrt(steps)
-    return tuple((0.1 - slope * math.sqrt(t)) ** -0.5 for t in range(steps))
-
-
-def inverse_root(steps):
-    """Schedule (ii)."""
-    return tuple((20 + t) ** 0.25 for t in range(steps))
-
-
-def constant(steps):
-    return (1.0,) * steps
-
-
-SCHEDULES = {"dp": constant, "i": linear_in_root, "ii": inverse_root}
 
 
 @cache
 def theorem(schedule, steps, batch_size=256):
-    return AdpTheorem(SCHEDULES[schedule](steps), 50_000, batch_size, DELTA)
+    return AdpTheorem(FACTORS[schedule](steps), 50_000, batch_size, DELTA)
 
 
 # adp.md 2.6: (T, schedule): B with m, B with m = 1, sum of 1/alpha^2, K with m, K with m = 1.
@@ -312,11 +293,11 @@ def test_eps_spent_on_the_way():
 def test_side_conditions():
     # adp.md, A1: the largest eps of a step over the normalised budget, and where it is at most 1.
     for steps, largest in ((11_760, "1.49 2.57 5.28"), (23_520, "1.05 1.82 4.41"), (39_200, "0.81 1.41 3.87")):
-        for schedule, printed in zip(SCHEDULES, largest.split(), strict=True):
+        for schedule, printed in zip(FACTORS, largest.split(), strict=True):
             assert prints_as(theorem(schedule, steps).largest_step_eps(16.0), printed)
     stated, certified = set(), set()
     for steps in (11_760, 23_520, 39_200):
-        for schedule in SCHEDULES:
+        for schedule in FACTORS:
             for budget in (0.8, 1.2, 1.6, 3.2, 6.4):
                 setting = theorem(schedule, steps)
                 if setting.largest_step_eps(16 * budget) <= 1:
@@ -392,22 +373,12 @@ def total_divergence(multipliers):
     return total
 
 
-@pytest.fixture
-def _quiet():
-    # dp-accounting warns of each order that it leaves out.
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
-
-
 def both_conversions(divergences):
     classic = np.min(divergences - math.log(DELTA) / (np.array(ORDERS) - 1))
     return compute_epsilon(ORDERS, divergences, DELTA)[0], float(classic)
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet_accountants")
 @pytest.mark.parametrize(
     "setting", [pytest.param(s, marks=[] if s in QUICK else pytest.mark.slow, id=f"{s[0]}-{s[1]}") for s in EQUAL_EPS]
 )
@@ -420,7 +391,7 @@ def test_equal_eps_of_the_theorem_is_not_equal_under_an_accountant(setting):
         assert found == pytest.approx([float(x) for x in cell.split("/")], abs=5.5e-4), budget
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet_accountants")
 def test_quoted_setting_under_an_accountant():
     # adp.md 4.1: DP-SGD, T = 11,700, classic conversion.
     for batch, row in ((256, "0.280 0.399 0.536 1.123 2.657"), (1, "0.321 0.480 0.646 1.378 3.519")):
@@ -430,7 +401,7 @@ def test_quoted_setting_under_an_accountant():
             assert both_conversions(11_700 * sampled_gaussian(z))[1] == pytest.approx(float(printed), abs=6e-4)
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet_accountants")
 def test_replacing_a_sample_costs_what_half_the_multiplier_does():
     """adp.md, A13: DP-SGD at T = 11,760, classic conversion."""
     setting = theorem("dp", 11_760)

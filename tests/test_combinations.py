@@ -4,17 +4,11 @@ import math
 
 import pytest
 import torch
-from cli import CONF
-from helpers import composed
+from helpers import ALGORITHMS, composed, trained
 
 from dpbench.errors import UserError
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.training.assemble import assemble
-from dpbench.training.budget import budget, open_ledger
-from dpbench.training.lockstep import alone
-from dpbench.training.loop import train
 
-ALGORITHMS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 # Six steps, or seven of passes over the data.
 SHORT = ("model=linear", "epochs=1", "evaluation.every_epochs=null", "privacy.accountant=rdp", "device=cpu")
 
@@ -62,24 +56,9 @@ class Untouched(GaussianSource):
         raise AssertionError("no noise is drawn where eps is inf")
 
 
-def trained(*overrides, source=None):
-    """Iterates after a short run, its ledger and its losses."""
-    config = composed(*SHORT, *overrides)
-    device = torch.device("cpu")
-    found = budget(config)
-    ledger = open_ledger(config, found.noise_multiplier)
-    parts = assemble(config, device, found.noise_multiplier, ledger)
-    if source is not None:
-        parts.step.noise_source = parts.step.side_source = source
-    metrics = []
-    splits = config.dataset.load(None, download=False)
-    alone(train(config, parts, splits, ledger, on_step=lambda _: None, on_evaluation=metrics.append))
-    return parts.step.gradients.flat.vector, ledger, metrics
-
-
 @pytest.mark.parametrize("line", COMBINATIONS)
 def test_stages_of_different_papers_go_together(line):
-    iterate, ledger, metrics = trained("eps=8", *line.split())
+    metrics, iterate, ledger = trained(*SHORT, "eps=8", *line.split())
     assert ledger.complete()
     assert 7.9 < ledger.epsilon() <= 8
     assert torch.isfinite(iterate).all()
@@ -95,7 +74,7 @@ def test_stages_that_make_no_sense_together_are_refused_with_the_reason(line, sa
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_every_algorithm_runs_without_privacy_and_draws_no_noise(algo):
-    iterate, ledger, metrics = trained("eps=inf", f"algo={algo}", "epochs=3", source=Untouched())
+    metrics, iterate, ledger = trained(*SHORT, "eps=inf", f"algo={algo}", "epochs=3", source=Untouched())
     assert ledger.complete()
     assert ledger.epsilon() == math.inf
     assert torch.isfinite(iterate).all()
@@ -106,6 +85,7 @@ def test_every_algorithm_runs_without_privacy_and_draws_no_noise(algo):
 @pytest.mark.parametrize("algo", ["dpsgd", "disk", "dp_ftrl", "dp_pmlf"])
 def test_without_privacy_the_clip_stays_unless_it_is_taken_off(algo):
     ends = [
-        trained("eps=inf", f"algo={algo}", f"clip={clip}", "threshold.norm=0.01")[0] for clip in ("threshold", "none")
+        trained(*SHORT, "eps=inf", f"algo={algo}", f"clip={clip}", "threshold.norm=0.01").vector
+        for clip in ("threshold", "none")
     ]
     assert not torch.equal(*ends)

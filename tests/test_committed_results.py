@@ -5,16 +5,15 @@ import re
 import shutil
 import statistics
 import subprocess
-from functools import cache
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
 from cli import ROOT
 from results_command import results as results_command
+from specifications import artefacts
 
-from dpbench.claims import Artefact, Evidence, Scorecard, load_all
-from dpbench.config import conf_folder
+from dpbench.claims import Evidence, Scorecard
 from dpbench.privacy.tail import END_BEFORE
 from dpbench.report.grid import Entry, Grid, build_grid
 from dpbench.report.run_records import read_runs
@@ -55,18 +54,12 @@ def test_every_record_is_whole():
     assert outcome.code == 0, outcome.out
 
 
-@cache
-def artefacts() -> list[Artefact]:
-    """All claims."""
-    return load_all(conf_folder() / "paper")
-
-
 @pytest.fixture(scope="module")
 def evidence() -> Evidence:
     """The committed records."""
     committed()
     hashes = Hashes(RecordIndex(RESULTS))
-    cells = [cell for artefact in artefacts() for cell in artefact.cells if cell.runs]
+    cells = [cell for artefact in artefacts().values() for cell in artefact.cells if cell.runs]
     # Composed together, in a tenth of the time.
     hashes.prepare(candidate for cell in cells for candidate in cell.candidates)
     return Evidence(RESULTS, hashes)
@@ -75,7 +68,7 @@ def evidence() -> Evidence:
 @pytest.fixture(scope="module")
 def grids(evidence) -> list[Grid]:
     """Every table and figure, as the committed records have it."""
-    return [build_grid(artefact, evidence) for artefact in artefacts()]
+    return [build_grid(artefact, evidence) for artefact in artefacts().values()]
 
 
 def test_the_scorecard_is_that_of_the_records_and_readme_has_its_numbers(grids):
@@ -146,7 +139,7 @@ def test_the_page_of_the_panels_says_where_noise_ended_too_early(grids):
 
 def of_candidates(evidence: Evidence, artefact: str, key: str, **at: str) -> dict[str, float]:
     """What the first seed of each candidate of a cell came to, by the candidate's value of a setting."""
-    (cells,) = (one.cells for one in artefacts() if one.where == f"{artefact}.yaml")
+    cells = artefacts()[artefact].cells
     (cell,) = (cell for cell in cells if cell.at == at)
     found = {}
     for candidate in cell.candidates:

@@ -5,7 +5,6 @@ A new algorithm needs one thing more: the reference in references.py that it is 
 
 import io
 import math
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import composed
+from helpers import ALGORITHMS, composed, precision
 from references import REFERENCES, Task, abadi
 from scipy import stats
 
 from dpbench.clip import NoClip, ThresholdClip
-from dpbench.config import conf_folder
 from dpbench.config.schema import EvaluationTimes
 from dpbench.filters import Exponential
 from dpbench.models import MLP
@@ -36,7 +34,6 @@ from dpbench.training.budget import open_ledger
 from dpbench.training.lockstep import alone
 from dpbench.training.loop import DivergedError, train
 
-ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
 CPU = torch.device("cpu")
 MULTIPLIER = 1.0
 STEPS = 20
@@ -68,16 +65,6 @@ def digits(dtype):
     for split in (splits.train, splits.test):
         split.offset, split.factor = split.offset.to(dtype), split.factor.to(dtype)
     return splits
-
-
-@contextmanager
-def precision(dtype):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class Tapped(GaussianSource):
@@ -143,11 +130,11 @@ def carried_out(config, multiplier=MULTIPLIER, dtype=torch.float64):
             run.iterates.append(step.gradients.flat.vector.clone())
 
         step.take = watched
-        trained(config, parts, ledger, on_step=on_step, dtype=dtype)
+        trained_without_an_account(config, parts, ledger, on_step=on_step, dtype=dtype)
     return run
 
 
-def trained(config, parts, ledger, on_step=lambda _: None, dtype=torch.float32):
+def trained_without_an_account(config, parts, ledger, on_step=lambda _: None, dtype=torch.float32):
     """Metrics of all evaluations; what releases cost is not worked out, which takes longer than the steps."""
     metrics = []
     with pytest.MonkeyPatch.context() as patch:
@@ -535,7 +522,7 @@ def test_a_model_that_is_no_longer_finite_ends_the_run_with_an_error(algo):
             parts.step.gradients.flat.vector[0] = math.nan
 
     with pytest.raises(DivergedError, match="a parameter is no finite number after 4 steps"):
-        trained(config, parts, ledger, on_step)
+        trained_without_an_account(config, parts, ledger, on_step)
 
 
 @every_algorithm
@@ -547,6 +534,6 @@ def test_it_learns_digits(algo):
     scales = np.array([config.noise.scale(step) for step in range(config.steps)])
     multiplier = NOISE_OF_EPS_8 * math.sqrt(np.mean(scales**-2.0))
     ledger = open_ledger(config, multiplier)
-    metrics = trained(config, assemble(config, CPU, multiplier, ledger), ledger)
+    metrics = trained_without_an_account(config, assemble(config, CPU, multiplier, ledger), ledger)
     assert ledger.complete()
     assert metrics[-1].test_accuracy > 0.82

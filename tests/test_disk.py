@@ -3,39 +3,20 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from helpers import assembled, composed, equal_releases
+from draws import generator, normal
+from helpers import NOISE_SEED, assembled, composed
 from scipy.signal import lfilter
 from torch import nn
+from toy_problems import disk_step, gradient, linear, logistic, squared, unclipped_step
 
-from dpbench.clip import NoClip, ThresholdClip
+from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
 from dpbench.filters import Exponential
-from dpbench.gradients import FlatParameters, PerSampleGradients
-from dpbench.noise import ConstantNoise
 from dpbench.optim import SGD, Adam, AdamW
-from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, Point, TwoPoint
-from dpbench.step import PrivateStep
-from dpbench.threshold import FixedThreshold
 
-NOISE_SEED = 5
 LR = 0.2
-PLAIN_SGD = SGD(lr=LR)
-NO_CLIP = NoClip()
 EXACT = {"rtol": 1e-10, "atol": 1e-11}  # float64, a few dozen steps
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def squared(outputs, targets):
-    return 0.5 * (outputs - targets).square().sum(1)
-
-
-def logistic(outputs, targets):
-    return F.softplus(-targets.sign() * outputs).sum(1)
 
 
 def quartic(outputs, targets):
@@ -46,24 +27,10 @@ BATCH = (normal(6, 3, seed=1), normal(6, 2, seed=2))
 START = normal(2, 3, seed=3)
 
 
-def linear(weight):
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    layer.weight.data.copy_(weight)
-    return layer
-
-
 def perceptron(dtype):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
-
-
-def gradient(loss, iterate, batch):
-    """Gradient of a linear layer's mean loss, by autograd alone; shape (d,)."""
-    inputs, targets = batch
-    iterate = iterate.detach().clone().requires_grad_()
-    mean = loss(inputs @ iterate.view(targets.shape[1], -1).T, targets).mean()
-    return torch.autograd.grad(mean, iterate)[0]
 
 
 def clipped_sum(per_sample, threshold):
@@ -71,33 +38,8 @@ def clipped_sum(per_sample, threshold):
 
 
 def noises(steps, size):
-    generator = torch.Generator().manual_seed(NOISE_SEED)
-    return [torch.empty(size, dtype=torch.float64).normal_(generator=generator) for _ in range(steps)]
-
-
-def private_step(
-    model, loss, query, filter, *, batch_size=6, optim=PLAIN_SGD, clip=NO_CLIP, threshold=1.0, noise_multiplier=0.0
-):
-    flat = FlatParameters(model)
-    return PrivateStep(
-        PerSampleGradients(model, flat, loss),
-        query=query,
-        clip=clip,
-        threshold=FixedThreshold(threshold),
-        noise=ConstantNoise(),
-        filter=filter,
-        optimizer=optim.build(flat.parameters),
-        noise_multiplier=noise_multiplier,
-        sampling_rate=1.0,
-        expected_batch=batch_size,
-        ledger=equal_releases(1000, 1.0, noise_multiplier),
-        noise_source=SeededGaussian(torch.Generator().manual_seed(NOISE_SEED)),
-        side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-    )
-
-
-def disk(model, loss, kappa, gamma, **settings):
-    return private_step(model, loss, TwoPoint(kappa=kappa, gamma=gamma), Exponential(kappa=kappa), **settings)
+    draws = generator(NOISE_SEED)
+    return [torch.empty(size, dtype=torch.float64).normal_(generator=draws) for _ in range(steps)]
 
 
 def train(step, batches):
@@ -126,7 +68,7 @@ MIXTURES = pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.5, 0.5), 
 @MIXTURES
 def test_a_clipped_noisy_run_is_algorithm_3(kappa, gamma):
     steps, threshold, noise_multiplier = 6, 1.0, 0.5
-    step = disk(
+    step = disk_step(
         linear(START),
         squared,
         kappa,
@@ -183,7 +125,7 @@ def test_kappa_one_is_the_base_optimizer_bit_for_bit(noise_multiplier, optim):
 @pytest.mark.parametrize("kappa", [0.3, 0.7])
 def test_without_the_probe_it_is_a_first_order_low_pass_over_private_gradients(kappa):
     steps, threshold, noise_multiplier = 12, 1.5, 0.5
-    step = private_step(
+    step = unclipped_step(
         linear(START),
         logistic,
         OnePoint(),
@@ -207,7 +149,7 @@ def test_without_the_probe_it_is_a_first_order_low_pass_over_private_gradients(k
 @pytest.mark.parametrize("alpha", [0.2, 0.7])
 def test_gamma_minus_one_is_storm(alpha, size):
     batches = [(normal(size, 3, seed=10 + t), normal(size, 2, seed=40 + t)) for t in range(20)]
-    step = disk(linear(START), logistic, alpha, -1.0, batch_size=size)
+    step = disk_step(linear(START), logistic, alpha, -1.0, expected_batch=size)
     iterates, filtered = train(step, batches)
 
     previous = x = START.flatten()
@@ -224,7 +166,7 @@ def test_gamma_minus_one_is_storm(alpha, size):
 # U4
 @pytest.mark.parametrize("kappa", [0.3, 0.5, 0.7, 0.9])
 def test_mixing_coefficient_one_is_accelerated_descent(kappa):
-    step = disk(linear(START), logistic, kappa, (1 - kappa) / kappa)
+    step = disk_step(linear(START), logistic, kappa, (1 - kappa) / kappa)
     iterates, _ = train(step, [BATCH] * 30)
     mu = 1 - kappa
     x = START.flatten()
@@ -253,7 +195,7 @@ def accelerated(kappa, lr, look_ahead, weight, steps=10):
 @pytest.mark.parametrize("lr", [0.2, 0.5, 1.0])
 def test_at_mixing_coefficient_one_it_is_not_the_method_of_nesterov(kappa, lr):
     """disk.md A5: Nesterov looks ahead by μ = 1 - κ, the displayed form, of step size s = κ, by μ/s."""
-    step = disk(linear(START), logistic, kappa, (1 - kappa) / kappa, optim=SGD(lr=lr))
+    step = disk_step(linear(START), logistic, kappa, (1 - kappa) / kappa, optim=SGD(lr=lr))
     iterates, _ = train(step, [BATCH] * 10)
     moved = (iterates - START.flatten()).norm()
     mu = 1 - kappa
@@ -270,7 +212,7 @@ def test_at_mixing_coefficient_one_it_is_not_the_method_of_nesterov(kappa, lr):
 def test_gamma_does_not_matter_for_linear_gradients_even_with_noise(kappa):
     def iterates(loss, gamma):
         settings = {"clip": ThresholdClip(), "threshold": 1e3, "noise_multiplier": 1e-3}
-        return train(disk(linear(START), loss, kappa, gamma, **settings), [BATCH] * 25)[0]
+        return train(disk_step(linear(START), loss, kappa, gamma, **settings), [BATCH] * 25)[0]
 
     reference = iterates(squared, 0.5)
     assert not torch.allclose(reference, descent(squared, 25), rtol=1e-2)  # the noise is not negligible
@@ -282,7 +224,7 @@ def test_gamma_does_not_matter_for_linear_gradients_even_with_noise(kappa):
 # U6
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.3, -1), (0.3, 7 / 3), (0.9, 2), (0.5, 0.2)])
 def test_on_a_quadratic_it_is_plain_gradient_descent(kappa, gamma):
-    iterates, filtered = train(disk(linear(START), squared, kappa, gamma), [BATCH] * 25)
+    iterates, filtered = train(disk_step(linear(START), squared, kappa, gamma), [BATCH] * 25)
     expected = descent(squared, 25)
     torch.testing.assert_close(iterates, expected, **EXACT)
     gradients = torch.stack([gradient(squared, x, BATCH) for x in expected[:-1]])
@@ -290,14 +232,14 @@ def test_on_a_quadratic_it_is_plain_gradient_descent(kappa, gamma):
 
 
 def test_on_a_quadratic_the_swapped_weight_is_not_gradient_descent():
-    step = private_step(linear(START), squared, TwoPoint(kappa=0.7, gamma=0.5), Exponential(kappa=1 - 0.7))
+    step = unclipped_step(linear(START), squared, TwoPoint(kappa=0.7, gamma=0.5), Exponential(kappa=1 - 0.7))
     assert not torch.allclose(train(step, [BATCH] * 25)[0], descent(squared, 25), rtol=1e-2)
 
 
 # U7
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.7, 0.5), (0.3, -1), (0.3, 7 / 3)])
 def test_on_a_quadratic_a_filter_started_at_zero_forgets_it_geometrically(kappa, gamma):
-    step = disk(linear(START), squared, kappa, gamma)
+    step = disk_step(linear(START), squared, kappa, gamma)
     step.filter.apply(torch.zeros(6, dtype=torch.float64))  # m_{-1} = 0
     iterates, filtered = train(step, [BATCH] * 12)
     gradients = torch.stack([gradient(squared, x, BATCH) for x in iterates[:-1]])
@@ -315,7 +257,9 @@ def test_on_a_quadratic_the_noise_left_in_the_filter_is_kappa_over_two_minus_kap
     inputs, targets = normal(30, 20, seed=1), normal(30, 10, seed=2)
     deviation, threshold = 0.3, 1e4
     settings = {"clip": ThresholdClip(), "threshold": threshold, "noise_multiplier": deviation * 30 / threshold}
-    step = disk(linear(normal(10, 20, seed=3)), squared, kappa, gamma, batch_size=30, optim=SGD(lr=lr), **settings)
+    step = disk_step(
+        linear(normal(10, 20, seed=3)), squared, kappa, gamma, expected_batch=30, optim=SGD(lr=lr), **settings
+    )
     iterates, filtered = train(step, [(inputs, targets)] * 300)
     weights = iterates[:-1].view(-1, 10, 20)
     gradients = (weights @ (inputs.T @ inputs) - targets.T @ inputs) / 30
@@ -330,12 +274,12 @@ def test_on_a_quadratic_the_swapped_weight_leaves_another_share_of_the_noise():
     errors = []
     for deviation in (0.3, 0.0):
         settings = {"clip": ThresholdClip(), "threshold": 1e4, "noise_multiplier": deviation * 30 / 1e4}
-        step = private_step(
+        step = unclipped_step(
             linear(normal(10, 20, seed=3)),
             squared,
             TwoPoint(kappa=0.7, gamma=0.5),
             Exponential(kappa=1 - 0.7),
-            batch_size=30,
+            expected_batch=30,
             optim=SGD(lr=0.002),
             **settings,
         )
@@ -401,7 +345,7 @@ def test_neither_printed_clip_threshold_leaves_every_mixture_as_it_is():
 def two_gradients(at_iterate, at_probe, kappa, gamma):
     """A step about to see these two gradients of one sample, and its batch."""
     iterate, probe = (torch.tensor(g, dtype=torch.float64) for g in (at_iterate, at_probe))
-    step = disk(linear(iterate[:, None]), squared, kappa, gamma, clip=ThresholdClip())
+    step = disk_step(linear(iterate[:, None]), squared, kappa, gamma, clip=ThresholdClip())
     step.query.points(iterate - (probe - iterate) / gamma)
     return step, [(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64))]
 
@@ -454,7 +398,7 @@ def test_query_and_filter_follow_the_trace_of_a_cubic_gradient():
 
 def test_private_step_follows_the_trace_of_a_cubic_gradient():
     one = torch.ones(1, 1, dtype=torch.float64)
-    step = disk(linear(one), quartic, 0.7, 0.5, batch_size=1, optim=SGD(lr=0.1))
+    step = disk_step(linear(one), quartic, 0.7, 0.5, expected_batch=1, optim=SGD(lr=0.1))
     iterates, filtered = train(step, [(one, torch.zeros_like(one))] * 4)
     trace = torch.cat([iterates[:-1], filtered, iterates[1:]], dim=1)
     np.testing.assert_allclose(trace, np.array(CUBIC)[:, [0, 3, 4]], rtol=0, atol=6e-10)
@@ -481,7 +425,7 @@ def evaluated_points(step, layer):
 )
 def test_gradients_are_evaluated_no_more_often_than_needed(kappa, gamma, evaluations):
     layer = linear(START)
-    step = disk(layer, squared, kappa, gamma)
+    step = disk_step(layer, squared, kappa, gamma)
     counts = [len(evaluated_points(step, layer)) for _ in range(4)]
     assert counts == [1] + [evaluations] * 3
 
@@ -501,7 +445,7 @@ OPTIMIZERS = pytest.mark.parametrize(
 @OPTIMIZERS
 def test_probe_lies_along_the_real_displacement(optim, base, settings):
     layer = linear(START)
-    step = disk(layer, logistic, 0.7, 0.5, optim=optim(**settings))
+    step = disk_step(layer, logistic, 0.7, 0.5, optim=optim(**settings))
     previous = START.flatten()
     evaluated_points(step, layer)
     for _ in range(4):
@@ -513,7 +457,7 @@ def test_probe_lies_along_the_real_displacement(optim, base, settings):
 
 
 def test_reported_losses_are_those_at_the_iterate():
-    step = disk(linear(START), logistic, 0.7, 0.5)
+    step = disk_step(linear(START), logistic, 0.7, 0.5)
     for _ in range(3):
         outputs = BATCH[0] @ step.gradients.flat.vector.view(2, 3).T
         torch.testing.assert_close(step([BATCH]), logistic(outputs, BATCH[1]), **EXACT)
@@ -525,9 +469,9 @@ def test_micro_batches_give_the_step_of_the_whole_batch(pieces):
     inputs, targets = normal(8, 3, seed=1), torch.arange(8) % 2
 
     def vectors(batch):
-        settings = {"clip": ThresholdClip(), "threshold": 0.5, "noise_multiplier": 0.5, "batch_size": 8}
+        settings = {"clip": ThresholdClip(), "threshold": 0.5, "noise_multiplier": 0.5, "expected_batch": 8}
         loss = nn.CrossEntropyLoss(reduction="none")
-        step = disk(perceptron(torch.float64), loss, 0.7, 0.5, **settings)
+        step = disk_step(perceptron(torch.float64), loss, 0.7, 0.5, **settings)
         for _ in range(4):
             step(batch)
         return step.gradients.flat.vector
@@ -543,7 +487,7 @@ def test_weights_are_bit_for_bit_what_the_base_optimizer_makes_of_the_filtered_g
     model = perceptron(torch.float32)
     twin = deepcopy(model)
     twin_optimizer = base(twin.parameters(), **settings)
-    step = disk(model, squared, 0.7, gamma, optim=optim(**settings))
+    step = disk_step(model, squared, 0.7, gamma, optim=optim(**settings))
     batch = tuple(part.float() for part in BATCH)
     for _ in range(6):
         step([batch])

@@ -1,6 +1,5 @@
 """One run in several processes: what a team trains is compared with one process, and each rule of it is broken."""
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli import ROOT, SMALL, Outcome, only_record, read, read_metrics, records, run
+from cli import ROOT, SMALL, Outcome, environment, only_record, read, read_metrics, records, run
 from helpers import composed
 from scipy import stats
 from team_worker import (
@@ -49,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     patience = max(crew.patience for crew in CREWS.values())
     done = subprocess.run(
         [sys.executable, worker, folder],
-        env=environment(),
+        env=environment(ROOT / "tests"),
         capture_output=True,
         text=True,
         timeout=20 * patience.total_seconds(),
@@ -57,11 +56,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     assert done.returncode == 0, done.stderr
     found = {file.stem: torch.load(file, weights_only=False) for file in folder.glob("*.pt")}
     return {**found, "folder": folder}
-
-
-def environment() -> dict[str, str]:
-    paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -158,8 +158,6 @@ def test_a_run_says_that_its_eps_is_not_proven(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("clip=error_feedback",), "clip.uncertified=false: un-clipped gradients come back"),
-        (("algo=dicesgd", "query=apart_iterates"), "query=apart_iterates: what is left over"),
         (("algo=dicesgd", "noise=tree", "privacy=cyclic"), "clip=error_feedback: error feedback spreads"),
         (("algo=dicesgd", "clip.ratio=0.5"), "clip.ratio=0.5: expected a finite number >= 1"),
     ],

@@ -1,7 +1,6 @@
 """What goes wrong during long runs: full disks, damaged records, numbers that are none, memory, W&B, clocks."""
 
 import math
-import os
 import resource
 import shutil
 import socket
@@ -23,7 +22,7 @@ import pytest
 import torch
 import wandb
 import yaml
-from cli import ROOT, SMALL, STEPS, Outcome, only_record, read, read_metrics, records, run, snapshot, status
+from cli import SMALL, STEPS, Outcome, environment, only_record, read, read_metrics, records, run, snapshot, status
 from rich.console import Console
 from torch import nn
 from wandb_log import offline_runs
@@ -51,7 +50,7 @@ from dpbench.training.losses import per_sample_loss
 
 
 @cache
-def job_of(overrides: tuple[str, ...]) -> Job:
+def small_job(overrides: tuple[str, ...]) -> Job:
     (job,) = compose_jobs([*SMALL, "eps=inf", *overrides], multirun=False)
     return job
 
@@ -60,7 +59,7 @@ def carry_out(
     results: Path, *overrides: str, seeds: tuple[int, ...] = (0,), fuse: bool = False, force: bool = False
 ) -> Outcome:
     """What a command line does with its jobs once Hydra has composed them, which takes most of a small run's time."""
-    job = job_of(overrides)
+    job = small_job(overrides)
     jobs = []
     for seed in seeds:
         config = replace(deepcopy(job.config), seed=seed, results_dir=str(results), fuse_seeds=fuse, force=force)
@@ -472,7 +471,7 @@ def poison(patch: pytest.MonkeyPatch, steps: int, value: float) -> None:
     patch.setattr(PrivateStep, "take", call)
 
 
-ALGORITHMS = (
+STAGES_OF_ALL_KINDS = (
     "algo=dpsgd",
     "algo=dpsgd optim=adam",
     "algo=disk",
@@ -489,7 +488,7 @@ ALGORITHMS = (
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("overrides", ALGORITHMS)
+@pytest.mark.parametrize("overrides", STAGES_OF_ALL_KINDS)
 def test_a_number_that_is_none_ends_a_run_at_its_step_as_diverged(tmp_path, monkeypatch, overrides, value):
     poison(monkeypatch, 2, value)
     outcome = carry_out(tmp_path, *overrides.split(), "evaluation.every_steps=1")
@@ -775,10 +774,9 @@ def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_p
             server.listen(100)  # accepts, and says nothing
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         own = {f"WANDB_{name}_DIR": str(tmp_path / "home") for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT")}
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("WANDB_")},
+        settings = {
+            **{name: value for name, value in environment().items() if not name.startswith("WANDB_")},
             **own,
-            "PYTHONPATH": str(ROOT),
             "WANDB_BASE_URL": url,
             "WANDB_API_KEY": 40 * "0",
             "WANDB_INIT_TIMEOUT": "2",
@@ -794,7 +792,7 @@ def test_a_server_that_is_not_there_costs_no_run_and_nothing_of_its_record(tmp_p
             "seeds=2",
             "-m",
         ]
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(line, env=settings, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     (said,) = [line for line in done.stdout.splitlines() if "W&B" in line and not line.startswith("W&B: online")]
     assert "W&B can't go online" in said

@@ -5,19 +5,13 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from draws import normal
+from filter_references import outputs_of
 from helpers import composed
 from scipy import signal
 
 from dpbench.errors import UserError
 from dpbench.filters import Butterworth, Chebyshev, OnlineFIR, RecursiveLowPass
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def run(stage, inputs):
-    return torch.stack([stage.apply(g.clone()).clone() for g in inputs])
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -40,7 +34,7 @@ def test_taps_are_scipys_with_gain_one_at_frequency_zero(kind, order, cutoff):
     expected = signal.lfilter(stage.b, [1, *stage.a], inputs, axis=0) / signal.lfilter(
         stage.b, [1, *stage.a], np.ones((30, 1)), axis=0
     )
-    np.testing.assert_allclose(run(stage, inputs), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(outputs_of(stage, inputs), expected, rtol=1e-6, atol=1e-8)
 
 
 def second_order_sections(kind, order, cutoff, inputs):
@@ -64,7 +58,7 @@ def test_a_design_is_what_it_says_in_float32_or_refused(kind, order):
             continue
         accepted.append(cutoff)
         want = second_order_sections(kind, order, cutoff, inputs)[500:]
-        found = run(stage, inputs.float()).double().numpy()[500:]
+        found = outputs_of(stage, inputs.float()).double().numpy()[500:]
         assert np.sqrt(np.mean((found - want) ** 2) / np.mean(want**2)) < 0.03, cutoff
     assert 0.2 in accepted or order == 14
 
@@ -160,9 +154,9 @@ def test_online_filter_recognises_white_noise_and_a_constant():
 def test_online_filter_returns_a_constant_and_its_first_input():
     stage = OnlineFIR(lags=3)
     inputs = torch.full((9, 4), 2.0, dtype=torch.float64)
-    torch.testing.assert_close(run(stage, inputs), inputs)
+    torch.testing.assert_close(outputs_of(stage, inputs), inputs)
     first = normal(1, 4)
-    assert torch.equal(run(OnlineFIR(lags=3), first), first)
+    assert torch.equal(outputs_of(OnlineFIR(lags=3), first), first)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +167,17 @@ def test_online_filter_returns_a_constant_and_its_first_input():
 @pytest.mark.parametrize("split", [0, 1, 7])
 def test_continued_from_its_state_bit_for_bit(make, split):
     inputs = normal(12, 4)
-    want = run(make(), inputs)
+    want = outputs_of(make(), inputs)
     first, second = make(), make()
     for row in inputs[:split]:
         first.apply(row.clone())
     second.load_state_dict(deepcopy(first.state_dict()))
-    assert torch.equal(run(second, inputs[split:]), want[split:])
+    assert torch.equal(outputs_of(second, inputs[split:]), want[split:])
 
 
 def test_caller_may_overwrite_the_input():
     inputs, live = normal(8, 4), torch.empty(4, dtype=torch.float64)
-    stage, want = OnlineFIR(lags=3), run(OnlineFIR(lags=3), inputs)
+    stage, want = OnlineFIR(lags=3), outputs_of(OnlineFIR(lags=3), inputs)
     found = [stage.apply(live.copy_(row)).clone() for row in inputs]
     assert torch.equal(torch.stack(found), want)
 

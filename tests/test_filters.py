@@ -1,31 +1,26 @@
 import math
 import warnings
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from draws import normal
+from filter_references import (
+    TAPS,
+    catalogued,
+    fractions,
+    impulse_response,
+    impulse_response_of,
+    outputs_of,
+    taps,
+    weights,
+)
 from helpers import assembled, composed
 from scipy.signal import freqz, lfilter
 
 from dpbench.errors import UserError
 from dpbench.filters import Exponential, RecursiveLowPass
 from dpbench.optim import SGD, Adam
-
-# DOPPLER, Tables 2 and 4: b, a.
-TAPS = {
-    "sgd": ("1", ""),
-    "momentum": ("0.1", "-0.9"),
-    "first_v1": ("1/11 1/11", "-9/11"),
-    "first_v2": ("3/11 -1/11", "-9/11"),
-    "second": ("1/58 2/58 1/58", "-92/58 38/58"),
-    "f1": ("0.075 0.025", "-0.9"),
-    "f2": ("0.025 0.075", "-0.9"),
-    "f3": ("0.1 0.1", "-0.8"),
-    "f4": ("0.2 0.2", "-0.6"),
-    "f5": ("0.025 0.05 0.025", "-0.9"),
-    "f6": ("0.025 0.025", "-1.8 0.85"),
-}
 
 # Noise-power gain Σ κ², computed by hand from the taps.
 NOISE_GAIN = {
@@ -110,42 +105,6 @@ in_the_catalogue = pytest.mark.parametrize("name", TAPS)
 with_memory = pytest.mark.parametrize("name", [*TAPS, "exponential"])
 
 
-def fractions(name):
-    return [[Fraction(tap) for tap in taps.split()] for taps in TAPS[name]]
-
-
-def taps(name):
-    b, a = fractions(name)
-    return [float(tap) for tap in b], [float(tap) for tap in a]
-
-
-def catalogued(name):
-    return composed("algo=doppler", f"filter={name}").filter
-
-
-def run(stage, inputs):
-    return torch.stack([stage.apply(g.clone()).clone() for g in inputs]) if len(inputs) else inputs
-
-
-def random(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def weights(stage, steps):
-    """Row t holds the weights of g_0, g_1, ... in the output of step t."""
-    return run(stage, torch.eye(steps, dtype=torch.float64)).numpy()
-
-
-def impulse_response_of(stage, steps):
-    """κ of the recursion without start-up correction, of which the weights are κ_{t-s} / Σ_{τ≤t} κ_τ and κ_0 = b_0."""
-    last = weights(stage, steps)[-1, ::-1]
-    return last / last[0] * stage.b[0]
-
-
-def impulse_response(name, steps):
-    return impulse_response_of(catalogued(name), steps)
-
-
 @in_the_catalogue
 def test_taps_are_those_of_the_paper(name):
     stage = catalogued(name)
@@ -173,7 +132,7 @@ def test_impulse_has_the_reference_values(name):
 
 @in_the_catalogue
 def test_sequence_has_the_reference_values(name):
-    outputs = run(catalogued(name), torch.tensor(SEQUENCE, dtype=torch.float64).unsqueeze(1))
+    outputs = outputs_of(catalogued(name), torch.tensor(SEQUENCE, dtype=torch.float64).unsqueeze(1))
     assert_six_decimals(outputs[:, 0], FILTERED[name])
 
 
@@ -202,9 +161,9 @@ def test_equals_lfilter_for_other_orders(zeros, poles):
 
 
 def assert_equals_lfilter(stage, b, a):
-    g = random(60, 5)
+    g = normal(60, 5)
     expected = lfilter(b, [1, *a], g, axis=0) / lfilter(b, [1, *a], np.ones((60, 1)), axis=0)
-    np.testing.assert_allclose(run(stage, g), expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(outputs_of(stage, g), expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(("seed", "optim"), [(0, SGD()), (1, SGD(momentum=0.9)), (2, Adam())])
@@ -218,40 +177,40 @@ def test_filter_sgd_leaves_every_bit_of_the_base_optimizer(seed, optim):
     plain, filtered = steps
     assert isinstance(filtered.filter, RecursiveLowPass)
     for t in range(4):
-        batch = (random(8, 1, 8, 8, seed=t, dtype=torch.float32), torch.arange(8))
+        batch = (normal(8, 1, 8, 8, seed=t, dtype=torch.float32), torch.arange(8))
         plain([batch])
         filtered([batch])
         assert torch.equal(plain.gradients.flat.vector, filtered.gradients.flat.vector)
 
 
 def test_momentum_is_the_average_of_adam_with_its_bias_correction():
-    g = random(20, 3)
+    g = normal(20, 3)
     parameter = torch.nn.Parameter(torch.zeros_like(g[0]))
     adam = torch.optim.Adam([parameter], betas=(0.9, 0.999))
     expected = []
     for t, parameter.grad in enumerate(g):
         adam.step()
         expected.append(adam.state[parameter]["exp_avg"] / (1 - 0.9 ** (t + 1)))
-    torch.testing.assert_close(run(catalogued("momentum"), g), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outputs_of(catalogued("momentum"), g), torch.stack(expected), rtol=1e-12, atol=1e-12)
 
 
 @in_the_catalogue
 def test_first_output_is_the_first_input(name):
-    g = random(1, 7)
-    torch.testing.assert_close(run(catalogued(name), g), g, rtol=1e-15, atol=0)
+    g = normal(1, 7)
+    torch.testing.assert_close(outputs_of(catalogued(name), g), g, rtol=1e-15, atol=0)
 
 
 @in_the_catalogue
 def test_constant_input_is_returned_at_every_step(name):
-    g = random(7).expand(80, 7)
-    torch.testing.assert_close(run(catalogued(name), g), g, rtol=1e-12, atol=0)
+    g = normal(7).expand(80, 7)
+    torch.testing.assert_close(outputs_of(catalogued(name), g), g, rtol=1e-12, atol=0)
 
 
 @in_the_catalogue
 def test_linear_in_the_inputs(name):
-    g, h = random(30, 4, seed=1), random(30, 4, seed=2)
-    apart = 2 * run(catalogued(name), g) - 3 * run(catalogued(name), h)
-    torch.testing.assert_close(run(catalogued(name), 2 * g - 3 * h), apart, rtol=1e-10, atol=1e-11)
+    g, h = normal(30, 4, seed=1), normal(30, 4, seed=2)
+    apart = 2 * outputs_of(catalogued(name), g) - 3 * outputs_of(catalogued(name), h)
+    torch.testing.assert_close(outputs_of(catalogued(name), 2 * g - 3 * h), apart, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("factor", [3, -0.5, 1e-3])
@@ -260,8 +219,8 @@ def test_scaling_b_changes_nothing_but_gives_a_warning(name, factor):
     b, a = taps(name)
     with pytest.warns(UserWarning, match=r"filter\.b=.* gain at frequency zero is not 1"):
         scaled = RecursiveLowPass(b=[factor * tap for tap in b], a=a)
-    g = random(30, 4)
-    torch.testing.assert_close(run(scaled, g), run(catalogued(name), g), rtol=1e-10, atol=1e-11)
+    g = normal(30, 4)
+    torch.testing.assert_close(outputs_of(scaled, g), outputs_of(catalogued(name), g), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -341,43 +300,43 @@ def test_response_of_the_resonant_filter_overshoots():
 @pytest.mark.parametrize(("name", "vectors"), KEPT.items())
 def test_filter_keeps_as_many_vectors_as_it_has_taps_into_the_past(name, vectors):
     stage = catalogued(name)
-    run(stage, random(9, 5))
+    outputs_of(stage, normal(9, 5))
     state = stage.state_dict()
     assert [vector.shape for vector in [*state["inputs"], *state["outputs"]]] == [(5,)] * vectors
 
 
 @pytest.mark.parametrize("kappa", [0.3, 0.7, 1.0])
 def test_exponential_is_a_first_order_low_pass_started_at_the_first_input(kappa):
-    g = random(30, 4)
+    g = normal(30, 4)
     expected, _ = lfilter([kappa], [1, kappa - 1], g, axis=0, zi=(1 - kappa) * g[:1])
-    np.testing.assert_allclose(run(Exponential(kappa=kappa), g), expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(outputs_of(Exponential(kappa=kappa), g), expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("split", [0, 1, 2, 5])
 @with_memory
 def test_continued_from_its_state_bit_for_bit(name, split):
-    g = random(12, 3, dtype=torch.float32)
-    uninterrupted = run(catalogued(name), g)
+    g = normal(12, 3, dtype=torch.float32)
+    uninterrupted = outputs_of(catalogued(name), g)
     stopped = catalogued(name)
-    run(stopped, g[:split])
+    outputs_of(stopped, g[:split])
     state = stopped.state_dict()
-    run(stopped, random(3, 3, seed=1, dtype=torch.float32))
+    outputs_of(stopped, normal(3, 3, seed=1, dtype=torch.float32))
     for _ in range(2):  # the state is a copy, and stays one
         resumed = catalogued(name)
-        run(resumed, random(4, 3, seed=2, dtype=torch.float32))
+        outputs_of(resumed, normal(4, 3, seed=2, dtype=torch.float32))
         resumed.load_state_dict(state)
-        assert torch.equal(run(resumed, g[split:]), uninterrupted[split:])
+        assert torch.equal(outputs_of(resumed, g[split:]), uninterrupted[split:])
 
 
 @with_memory
 def test_caller_may_overwrite_the_input(name):
-    g = random(12, 3)
+    g = normal(12, 3)
     stage, outputs, buffer = catalogued(name), [], torch.empty(3, dtype=torch.float64)
     for gradient in g:
         output = stage.apply(buffer.copy_(gradient))
         buffer.fill_(torch.nan)
         outputs.append(output.clone())
-    assert torch.equal(torch.stack(outputs), run(catalogued(name), g))
+    assert torch.equal(torch.stack(outputs), outputs_of(catalogued(name), g))
 
 
 @pytest.mark.parametrize("a", [[-1.0], [-1.1], [1.1], [0.0, -1.01], [-1.8, 1.01], [-2.0, 0.9]])

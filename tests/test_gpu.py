@@ -9,8 +9,9 @@ import pytest
 import torch
 from cli import only_record, read, read_metrics, records, run
 from gradient_checks import assert_exact, restricted
-from resuming import STEPS, carried_out, outcome, resumed_at, stopped, tiny, whole
-from test_resume import ALGORITHMS, full
+from helpers import ALGORITHMS
+from replay_checks import halved, replay_counts, two_points
+from resuming import STEPS, carried_out, full, outcome, resumed_at, stopped, tiny, whole
 from torch import nn
 
 from dpbench import cache
@@ -50,11 +51,6 @@ def engine_of(settings: Model, dataset: ImageDataset, batch: int, *, half: bool 
     return engine, x, torch.randint(10, (batch,), device=GPU)
 
 
-def points_of(engine: PerSampleGradients) -> list[Point]:
-    vector = engine.flat.vector
-    return [Point(1.4, vector + 0.01 * torch.randn_like(vector)), Point(-0.4, vector)]
-
-
 MODELS = {
     "cnn5": (CNN5(), MNIST),
     "small cnn": (SmallCNN(), MNIST),
@@ -69,7 +65,7 @@ MODELS = {
 def test_nothing_within_a_micro_batch_waits_for_the_gpu(name, half, kind):
     engine, x, y = engine_of(*MODELS[name], 32, half=half)
     restricted(engine, {kind})
-    points, clip = points_of(engine), ThresholdClip()
+    points, clip = two_points(engine), ThresholdClip()
     with torch.no_grad():
         for _ in range(2):
             engine.record(points, x, y).norms()
@@ -95,7 +91,7 @@ def test_a_call_that_waits_for_the_gpu_is_seen():
 def test_half_precision_bounds_what_is_added(name):
     engine, x, y = engine_of(*MODELS[name], 12, half=True)
     with torch.no_grad():
-        tape = engine.record(points_of(engine), x, y)
+        tape = engine.record(two_points(engine), x, y)
         rows = torch.stack([tape.weighted_sum(one.unsqueeze(0)) for one in torch.eye(len(x), device=GPU)])
     torch.testing.assert_close(tape.norms()[0], rows.double().norm(dim=1).float(), rtol=1e-4, atol=0)
 
@@ -137,15 +133,6 @@ def test_micro_batch_that_does_not_fit_is_halved():
 # Passes that are recorded and replayed
 
 
-def halved(norms):
-    return ThresholdClip().factors(norms, 0.5)
-
-
-def recorded(engine: PerSampleGradients) -> list[int]:
-    """How often each recorded pass was replayed."""
-    return [replay.replays for replay in engine._replays._recorded.values()]
-
-
 def launching(engine: PerSampleGradients) -> PerSampleGradients:
     """The same engine, which launches every pass."""
     other = PerSampleGradients(engine.model, engine.flat, engine.loss, autocast=engine._autocast)
@@ -168,13 +155,13 @@ def test_replays_are_what_the_passes_compute(name, count, half):
     with torch.no_grad():
         for step in range(8):
             size = 61 + step % 4  # all of which are rounded up to 64
-            points = points_of(engine)[-count:]
+            points = two_points(engine)[-count:]
             batch = x[:size] * (1 + step / 10), y[:size]
             found = engine.clipped_sum(points, [batch], halved, remainder=remainder)
             assert_same(found, slow.clipped_sum(points, [batch], halved, remainder=remainder))
             assert len(found.losses) == len(found.norms) == size
             engine.flat.vector.add_(0.01 * torch.randn_like(engine.flat.vector))
-    assert recorded(engine) == [6]
+    assert replay_counts(engine) == [6]
 
 
 def test_each_size_has_a_recording_of_its_own():
@@ -184,7 +171,7 @@ def test_each_size_has_a_recording_of_its_own():
         for size in (400, 100, 7, 1, 255) * 5:
             batch = x[:size], y[:size]
             assert_same(engine.clipped_sum(points, [batch], halved), slow.clipped_sum(points, [batch], halved))
-    assert recorded(engine) == [3] * 5
+    assert replay_counts(engine) == [3] * 5
 
 
 def test_what_is_given_out_is_not_written_again():
@@ -195,7 +182,7 @@ def test_what_is_given_out_is_not_written_again():
             first = engine.clipped_sum(points, [(x, y)], halved)
         before = [t.clone() for t in first if t is not None]
         engine.clipped_sum(points, [(2 * x, y)], halved)
-    assert recorded(engine) == [2]
+    assert replay_counts(engine) == [2]
     assert all(torch.equal(t, kept) for t, kept in zip([t for t in first if t is not None], before, strict=True))
 
 
@@ -217,7 +204,7 @@ def test_broken_samples_add_nothing_to_replays(value, which):
         after = engine.clipped_sum(points, [(x[:61], y[:61])], halved)
     assert_same(found, want)
     assert_same(after, before)
-    assert recorded(engine) == [4]
+    assert replay_counts(engine) == [4]
 
 
 class Odd(nn.Module):
@@ -251,7 +238,7 @@ def test_models_that_cannot_be_replayed_are_launched(kind, monkeypatch):
             total = engine.clipped_sum(points, [(x, y)], halved).total
         if kind != "draws":
             torch.testing.assert_close(total, launching(engine).clipped_sum(points, [(x, y)], halved).total)
-    assert (kind == "neither") == any(count > 1 for count in recorded(engine))
+    assert (kind == "neither") == any(count > 1 for count in replay_counts(engine))
     assert engine._replays._possible == (kind in ("neither", "draws"))
     # What recording uses is as it was.
     assert torch.cuda.current_stream() == stream
@@ -273,7 +260,7 @@ def test_a_model_that_changes_otherwise_than_by_its_parameters_is_refused():
 
     with torch.no_grad():
         steps(8)
-        assert recorded(engine) == [6]
+        assert replay_counts(engine) == [6]
         model.factor = 2.0
         with pytest.raises(UserError, match="replaying the model's passes gives other gradients"):
             steps(11)  # of which the replays that are the 16th and the 17th are compared
@@ -285,7 +272,7 @@ def test_without_room_for_it_nothing_is_recorded(monkeypatch):
     with torch.no_grad():
         for _ in range(5):
             engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], halved)
-    assert recorded(engine) == []
+    assert replay_counts(engine) == []
 
 
 def test_noise_is_standard_normal_and_follows_its_generator():

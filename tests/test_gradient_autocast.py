@@ -4,27 +4,15 @@ import warnings
 
 import pytest
 import torch
-from gradient_checks import (
-    FALLBACK,
-    Attention,
-    Language,
-    Recurrent,
-    Tokens,
-    cross_entropy,
-    next_token,
-    read_out,
-    restricted,
-)
+from gradient_checks import FALLBACK, cross_entropy, next_token, read_out, restricted
+from small_models import Attention, Language, Recurrent, Tokens
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 HALF = {

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from gradient_checks import SHAPES, Expanded, assert_exact, assert_standardised_exact, read_out, seeds, standardised
+from gradient_checks import SHAPES, assert_exact, assert_standardised_exact, read_out, seeds, standardised
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import Expanded
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dpbench.gradients.pooling import max_pooling, vectorised_pooling
 from dpbench.models.layers import StdConv2d, WSConv2d
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # Linear layers

@@ -9,7 +9,17 @@ from types import MethodType
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import DEVICE, EXACT, FALLBACK, assert_exact, cross_entropy, next_token, plain_gradients
+from gradient_checks import (
+    DEVICE,
+    EXACT,
+    FALLBACK,
+    assert_exact,
+    cross_entropy,
+    engine_in_float64,
+    next_token,
+    plain_gradients,
+)
+from small_models import NarrowResNet
 from torch import nn
 from torchvision.models import convnext, resnet, vision_transformer
 
@@ -20,7 +30,6 @@ from dpbench.models import CNN5, SmallCNN, WideResNet
 from dpbench.query import Point
 
 DOUBLE = {torch.float64: 1e-9}
-BOTH = {torch.float64: 1e-9, torch.float32: 1e-5}
 MNIST = ImageDataset(name="mnist", channels=1, height=28, width=28, classes=3)
 CIFAR = ImageDataset(name="cifar10", channels=3, height=32, width=32, classes=3, mean=[0.0] * 3, std=[1.0] * 3)
 
@@ -58,11 +67,11 @@ def ids_with_padding(batch, length, rows, pad):
 
 @pytest.mark.parametrize("dataset", [MNIST, CIFAR], ids=["28", "32"])
 def test_cnn5(dataset):
-    assert_exact(CNN5().build(dataset), images(3, dataset), spread=0.02, tolerances=BOTH)
+    assert_exact(CNN5().build(dataset), images(3, dataset), spread=0.02)
 
 
 def test_small_cnn():
-    assert_exact(SmallCNN().build(MNIST), images(4, MNIST), spread=0.05, tolerances=BOTH)
+    assert_exact(SmallCNN().build(MNIST), images(4, MNIST), spread=0.05)
 
 
 class ViewsMaps(nn.Module):
@@ -79,7 +88,7 @@ class ViewsMaps(nn.Module):
 
 
 def test_a_network_that_views_its_maps_keeps_books():
-    assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8), tolerances=BOTH)
+    assert_exact(ViewsMaps(), torch.rand(4, 1, 8, 8))
 
 
 class OwnGroupNorm(nn.GroupNorm):
@@ -119,7 +128,7 @@ def test_wide_resnet(standardised):
     for name, parameter in model.named_parameters():
         if name.endswith("gain"):
             nn.init.uniform_(parameter, 0.5, 1.5)
-    assert_exact(model, images(3), spread=0.02, tolerances=BOTH)
+    assert_exact(model, images(3), spread=0.02)
 
 
 @pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
@@ -141,24 +150,15 @@ def test_wide_resnet_16_4():
     assert_exact(WideResNet().build(CIFAR), images(3), spread=0.01, points=(1, 2), tolerances=tolerances)
 
 
-class Narrow(resnet.ResNet):
-    """A ResNet of torchvision with an eighth of the channels."""
-
-    def __init__(self, blocks):
-        super().__init__(resnet.BasicBlock, blocks, num_classes=3, norm_layer=halves)
-        self.fc = nn.Linear(512 // 8, 3)
-
-    def _make_layer(self, block, planes, *args, **kwargs):
-        return super()._make_layer(block, planes // 8, *args, **kwargs)
-
-
 def halves(channels):
     return nn.GroupNorm(2, channels)
 
 
 @pytest.mark.parametrize("blocks", [[2, 2, 2, 2], [3, 4, 6, 3]], ids=["18", "34"])
 def test_resnet_of_torchvision(blocks):
-    assert_exact(Narrow(blocks), images(3), spread=0.02, tolerances=DOUBLE)
+    assert_exact(
+        NarrowResNet(resnet.BasicBlock, blocks, 3, norm_layer=halves), images(3), spread=0.02, tolerances=DOUBLE
+    )
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_convnext_of_torchvision():
 def test_vision_transformer_of_torchvision():
     model = vision_transformer.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=3)
     nn.init.normal_(model.heads.head.weight)
-    assert_exact(model, torch.rand(4, 3, 16, 16), tolerances=BOTH)
+    assert_exact(model, torch.rand(4, 3, 16, 16))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -207,7 +207,7 @@ def test_vision_transformer_of_transformers(attention):
     model = ViTForImageClassification(config).eval()
     assert all(parameter.requires_grad for parameter in model.parameters())
     # The eager attention of this model takes its softmax in float32, whatever the precision of the model.
-    tolerances = BOTH if attention == "sdpa" else {torch.float64: 1e-6, torch.float32: 1e-5}
+    tolerances = EXACT if attention == "sdpa" else {torch.float64: 1e-6, torch.float32: 1e-5}
     assert_exact(Call(model, argument="pixel_values"), torch.rand(4, 3, 16, 16), tolerances=tolerances)
 
 
@@ -275,7 +275,7 @@ def tiny_bert(kind, **options):
 def test_bert(kind, pad, attention):
     model = tiny_bert(kind, attn_implementation=attention)
     ids = ids_with_padding(4, 8, 40, pad)
-    assert_exact(Call(model, pad=pad), ids, tolerances=BOTH if attention == "sdpa" else DOUBLE)
+    assert_exact(Call(model, pad=pad), ids, tolerances=EXACT if attention == "sdpa" else DOUBLE)
 
 
 def test_bert_without_padding_or_mask():
@@ -312,7 +312,7 @@ def test_gpt2(attention):
     model = tiny_gpt2(attn_implementation=attention)
     assert model.lm_head.weight is model.transformer.wte.weight
     ids = torch.randint(30, (4, 9))
-    assert_exact(Call(model), ids, ids, loss=next_tokens, tolerances=BOTH if attention == "sdpa" else DOUBLE)
+    assert_exact(Call(model), ids, ids, loss=next_tokens, tolerances=EXACT if attention == "sdpa" else DOUBLE)
 
 
 class Characters(nn.Module):
@@ -329,7 +329,7 @@ class Characters(nn.Module):
 
 
 def test_lstm_over_characters():
-    assert_exact(Characters(), torch.randint(26, (4, 9)), tolerances=BOTH)
+    assert_exact(Characters(), torch.randint(26, (4, 9)))
 
 
 @pytest.mark.parametrize("targets", [["query", "value"], "all-linear"], ids=["attention", "all"])
@@ -339,7 +339,7 @@ def test_lora(targets):
     model = peft.get_peft_model(tiny_bert("Roberta"), config)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert all("lora_" in name or "classifier" in name for name in trained)
-    assert_exact(Call(model, pad=1), ids_with_padding(4, 8, 40, 1), tolerances=BOTH)
+    assert_exact(Call(model, pad=1), ids_with_padding(4, 8, 40, 1))
 
 
 def encoder(*before):
@@ -348,7 +348,7 @@ def encoder(*before):
 
 
 def test_transformer_encoder_of_torch():
-    assert_exact(encoder(nn.Linear(4, 8)), torch.randn(4, 5, 4), tolerances=BOTH)
+    assert_exact(encoder(nn.Linear(4, 8)), torch.randn(4, 5, 4))
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -541,6 +541,7 @@ class SequenceFirst(nn.Module):
 
 WITHOUT_BOOKS = {
     "prelu": lambda: nn.Sequential(nn.Linear(6, 5), nn.PReLU(5), nn.Linear(5, 3)),
+    "prelu, first": lambda: nn.Sequential(nn.PReLU(), nn.Linear(6, 3)),
     "odd": Odd,
     "bilinear": Twofold,
     "doubled": lambda: nn.Sequential(Doubled(6, 5), nn.Tanh(), Doubled(5, 3)),
@@ -645,10 +646,6 @@ def assert_exact_on(engine, model, x, y, which=slice(None)):
         torch.testing.assert_close(total, want.sum(0), rtol=1e-9, atol=1e-12)
 
 
-def engine_of(model):
-    return PerSampleGradients(model, FlatParameters(model.double()), cross_entropy)
-
-
 def test_positions_without_a_batch():
     assert_exact(Ordinals(12), torch.randint(7, (4, 12)), books=False)
 
@@ -656,7 +653,7 @@ def test_positions_without_a_batch():
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_first_batch_of_one_sample():
     model = Ordinals(12)
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 4):
         assert_exact_on(engine, model, torch.randint(7, (batch, 12)), torch.randint(3, (batch,)))
 
@@ -665,7 +662,7 @@ def test_first_batch_of_one_sample():
 def test_head_of_zeros_in_the_first_batch():
     model = Ordinals(12)
     nn.init.zeros_(model.head.weight)
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randint(7, (4, 12)), torch.randint(3, (4,))
     engine.record([Point(1.0, engine.flat.vector)], x, y)
     nn.init.normal_(model.head.weight)
@@ -675,7 +672,7 @@ def test_head_of_zeros_in_the_first_batch():
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_subclass_that_differs_in_training_mode():
     model = nn.Sequential(TwiceInTraining(6, 5), nn.Tanh(), nn.Linear(5, 3)).train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
@@ -684,7 +681,7 @@ def test_first_sample_without_a_finite_gradient():
     x, y = torch.randn(4, 6).double(), torch.randint(3, (4,))
     broken = x.clone()
     broken[0] = torch.nan
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     assert_exact_on(engine, model, broken, y, slice(1, None))
     # The comparison is made as soon as it can be.
     with pytest.warns(UserWarning, match=FALLBACK):
@@ -706,7 +703,7 @@ def test_first_batch_of_one_sample_of_a_scaled_vector():
             return self.head(self.layer(x) * self.scale).view(len(x), -1)
 
     model = Scaled()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 4):
         assert_exact_on(engine, model, torch.randn(batch, 6).double(), torch.randint(3, (batch,)))
 
@@ -729,7 +726,7 @@ class UnlikeInTraining(nn.Module):
 @pytest.mark.parametrize("how", ["outside", "mixing"])
 def test_model_that_differs_in_training_mode(how):
     model = UnlikeInTraining(how).train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 class Standardised(nn.Module):
@@ -750,7 +747,7 @@ class Standardised(nn.Module):
 def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(rate):
     """One sample moves the sum of the others' gradients by nothing: each is made by itself."""
     model = Standardised(rate).train()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
     with pytest.warns(UserWarning, match=r"the loss of a sample depends on other samples"):
         engine.record([Point(1.0, engine.flat.vector)], x, y)
@@ -768,7 +765,7 @@ def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 def test_a_first_batch_of_one_sample_does_not_settle_what_larger_ones_are():
     model = UnlikeInTraining("mixing").train()
-    engine = engine_of(model)
+    engine = engine_in_float64(model)
     for batch in (1, 1, 4):
         assert_exact_on(engine, model, torch.randn(batch, 6).double(), torch.randint(3, (batch,)))
 
@@ -789,14 +786,14 @@ class Keeping(nn.Module):
 
 
 def test_a_model_that_keeps_values_of_its_samples_is_refused():
-    engine = engine_of(Keeping("mean").train())
+    engine = engine_in_float64(Keeping("mean").train())
     with pytest.raises(UserError, match="keeps values of its samples in the buffer 'seen'"):
         engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 def test_a_count_of_passes_is_kept_and_not_moved_by_the_comparison():
     model = Keeping("count").train()
-    assert_exact_on(engine_of(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
+    assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
 class Bytes(nn.Module):

@@ -2,16 +2,8 @@
 
 import pytest
 import torch
-from gradient_checks import (
-    WEIGHTS,
-    Expanded,
-    assert_exact,
-    cross_entropy,
-    func_gradients,
-    iterates_of,
-    plain_gradients,
-    read_out,
-)
+from gradient_checks import WEIGHTS, assert_exact, cross_entropy, func_gradients, iterates_of, plain_gradients, read_out
+from small_models import Expanded
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients, uses
@@ -21,10 +13,7 @@ from dpbench.gradients.uses import GreyPatches, Lookup, Outer, Patches, Squares
 from dpbench.gradients.verify import SAMPLES
 from dpbench.query import Point
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_both_references_agree():

@@ -5,28 +5,16 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import (
-    SHAPES,
-    Language,
-    Scaled,
-    assert_exact,
-    next_token,
-    plain_gradients,
-    read_out,
-    seeds,
-    standardised,
-)
+from gradient_checks import SHAPES, assert_exact, next_token, plain_gradients, read_out, seeds, standardised
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import Language, Scaled
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dpbench.models.layers import WSConv2d
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # Layers called more than once, and weights that layers share

@@ -6,10 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gradient_checks import (
-    Attention,
-    Recurrent,
-    Scaled,
-    Tokens,
     assert_exact,
     assert_standardised_exact,
     read_out,
@@ -19,6 +15,7 @@ from gradient_checks import (
     standardised_model,
     trust,
 )
+from small_models import Attention, Recurrent, Scaled, Tokens
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers.pytorch_utils import Conv1D
@@ -33,10 +30,7 @@ from dpbench.models.layers import StdConv2d, WSConv2d
 from dpbench.query import Point
 from dpbench.training.losses import per_sample_loss
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # Strategies

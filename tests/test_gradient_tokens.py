@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from gradient_checks import SHAPES, Attention, Recurrent, Scaled, Tokens, assert_exact, read_out, seeds
+from gradient_checks import SHAPES, assert_exact, read_out, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import Attention, Recurrent, Scaled, Tokens
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(3)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # Embeddings

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import generator, normal
 
 from dpbench.computed.regression import METHODS, LinearRegression, descend
 from dpbench.errors import UserError
@@ -19,10 +20,6 @@ PRINTED = [
     ((2, 0.5, 0.1), (0.634146, 0.508393, 0.475999, 0.466951, 0.464367), 0.694987, 0.463325, 0.288020),
     ((1, 0.1, 0), (0.550000, 0.397993, 0.337355, 0.309615, 0.296134), 0.254138, 0.282376, 0.514985),
 ]
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("variances", "gains", "p", "k", "rate"), PRINTED)
@@ -113,10 +110,6 @@ def test_variances_out_of_range_are_refused(bad):
 
 
 SETTINGS = {"lr": 0.3, "steps": 200}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_without_noise_every_method_finds_the_least_squares_solution():

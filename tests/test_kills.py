@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli import ROOT, SMALL, only_record, read, run, status
-from resuming import DropoutMLP, carried_out, checkpoints, kill_at, outcome, resumed_at, tiny, whole
+from cli import environment, only_record, read, run, status
+from helpers import ALGORITHMS
+from resuming import LONGER, SLOWLY, DropoutMLP, carried_out, checkpoints, kill_at, outcome, resumed_at, tiny, whole
 
-from dpbench.config import conf_folder
 from dpbench.config.schema import CheckpointTimes
 
-ALGORITHMS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
 MUCH = ("disk", "dcsgd_e", "dp_ftrl")
 
 
@@ -67,25 +66,12 @@ def test_a_run_with_dropout_survives_a_kill_at_every_point(point, tmp_path):
     assert outcome(folder) == whole(config, tmp_path)
 
 
-# Twenty steps of 0.2 seconds.
-SLOWLY = """
-import sys, time
-from dpbench.run import main
-from dpbench.step import PrivateStep
-take = PrivateStep.take
-PrivateStep.take = lambda self, batch: (time.sleep(0.2), take(self, batch))[1]
-sys.exit(main())
-"""
-LONGER = (*SMALL, "algo=disk", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
-
-
 def begun(results: Path, *arguments: str) -> subprocess.Popen[str]:
     """A command in a process of its own, which has written its first checkpoint."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SLOWLY, f"results_dir={results}", *LONGER, *arguments]
     process = subprocess.Popen(
         command,
-        env=environment,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,10 +95,9 @@ def ended(process: subprocess.Popen[str], how: signal.Signals) -> tuple[int, str
 @pytest.mark.parametrize("module", ["run", "reproduce", "audit", "privacy"])
 def test_an_interruption_while_libraries_are_imported_is_a_line(tmp_path, module):
     (tmp_path / "hydra.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     process = subprocess.Popen(
         [sys.executable, "-m", f"dpbench.{module}", f"results_dir={tmp_path / 'results'}"],
-        env=environment,
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,7 +1,6 @@
 """Locks: one holder at a time, taken over by one of many, whatever clocks say, and noticed by who lost it."""
 
 import errno
-import json
 import multiprocessing
 import os
 import pwd
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cli import only_record, read, run
+from made_up_locks import held_by_the_dead, held_elsewhere
 
 from dpbench.step import PrivateStep
 from dpbench.tracking import lock as locks
@@ -53,25 +53,6 @@ def in_processes(count: int, target, *arguments) -> None:
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * count
-
-
-def held_elsewhere(path: Path) -> None:
-    """A lock of a process on another machine, which gives no sign of life."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    who = {"host": "far", "pid": 7, "machine": "another", "started": "1", "attempt": 1, "token": "a" * 32}
-    path.write_text(json.dumps(who) + "\n" + locks.COUNTER.format(0))
-
-
-def held_by_the_dead(path: Path) -> None:
-    """A lock of a process of this machine that was killed."""
-
-    def hold() -> None:
-        assert Lock(path).acquire()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    process = FORK.Process(target=hold)
-    process.start()
-    process.join()
 
 
 # One at a time.

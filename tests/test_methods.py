@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import CONF, ROOT
-from helpers import composed
+from cli import ROOT
+from helpers import ALGORITHMS, composed, job_of
 
-from dpbench.config import Job, compose_jobs
+from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.methods import generated, pages, write
 from dpbench.methods.__main__ import main
@@ -18,12 +18,6 @@ from dpbench.methods.entry import read_entry
 from dpbench.methods.facts import StageFacts, guarantee, memory, stages
 
 DOCS = ROOT / "docs" / "methods"
-ALGORITHMS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
-
-
-@cache
-def job_of(*overrides: str) -> Job:
-    return compose_jobs(overrides, multirun=False)[0]
 
 
 @cache

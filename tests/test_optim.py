@@ -5,6 +5,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from helpers import assembled, composed
 from scipy.signal import lfilter
 from torch import nn
@@ -18,10 +19,6 @@ from dpbench.update import tell, update
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 FIRST_V2 = {"b": [3 / 11, -1 / 11], "a": [-9 / 11]}
 MOMENTUM = {"b": [0.1], "a": [-0.9]}
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Descent:

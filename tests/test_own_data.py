@@ -3,17 +3,15 @@
 import json
 import math
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from cli import ROOT, read, records, run, status
+from cli import read, records, run, status
+from documented_examples import OWN_DATA, OWN_METHOD, typed, write_own_method
 from PIL import Image
-from test_own_method import commands as method_commands
-from test_own_method import write_example
 
 from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset, TableDataset, TextDataset
@@ -21,7 +19,6 @@ from dpbench.data.own import own_images
 from dpbench.data.sources import State
 from dpbench.errors import UserError
 
-PAGE = (ROOT / "docs/own_data.md").read_text()
 SHAPE = {"classes": 3, "train_size": 6, "test_size": 3}
 LABELS = {"train": np.array([0, 1, 2, 2, 1, 0]), "test": np.array([2, 1, 0])}
 
@@ -29,8 +26,8 @@ LABELS = {"train": np.array([0, 1, 2, 2, 1, 0]), "test": np.array([2, 1, 0])}
 @pytest.fixture
 def example(tmp_path, monkeypatch):
     """The files of the page, under the names it gives them."""
-    shown = re.findall(r"`(my_conf/\S+\.yaml)`(?:[^`]|`[^`\n]+`)*```yaml\n(.*?)```", PAGE, re.DOTALL)
-    programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.findall(r"`(my_conf/\S+\.yaml)`(?:[^`]|`[^`\n]+`)*```yaml\n(.*?)```", OWN_DATA, re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", OWN_DATA, re.DOTALL)
     (tmp_path / "my_conf/dataset").mkdir(parents=True)
     for (name, content), program in zip(shown, programs, strict=True):
         (tmp_path / name).write_text(content)
@@ -42,14 +39,9 @@ def example(tmp_path, monkeypatch):
     return tmp_path
 
 
-def typed() -> list[list[str]]:
-    """What the page says to type after `python -m dpbench.run`."""
-    return [shlex.split(line)[3:] for line in PAGE.splitlines() if line.startswith("    python -m dpbench.run")]
-
-
 def test_the_example_learns_with_every_method_that_the_page_names(example):
     settings = ("device=cpu", "tracker=disabled", "evaluation.every_epochs=null")
-    for words in typed():
+    for words in typed(OWN_DATA):
         outcome = run(example / "results", *words, "data.root=data", settings=settings)
         assert (outcome.code, outcome.err) == (0, "")
     found = records(example / "results")
@@ -62,11 +54,11 @@ def test_the_example_learns_with_every_method_that_the_page_names(example):
 @pytest.fixture
 def own_models(example):
     """The models of the other page beside the data sets of this one."""
-    return write_example(example)
+    return write_own_method(example)
 
 
 def test_models_of_ones_own_learn_from_rows_and_from_texts(example, own_models):
-    typed_there = method_commands()[-2:]
+    typed_there = typed(OWN_METHOD)[-2:]
     for words in typed_there:
         outcome = run(example / "results", *words, "data.root=data", settings=("device=cpu", "tracker=disabled"))
         assert (outcome.code, outcome.err) == (0, "")
@@ -107,12 +99,12 @@ def test_what_a_model_of_ones_own_should_extend_is_said(own_models, dataset, mod
 
 def test_a_plan_says_what_is_missing(example):
     settings = ("device=cpu", "tracker=disabled")
-    words = [*typed()[0], "plan=true", "data.root=data"]
+    words = [*typed(OWN_DATA)[0], "plan=true", "data.root=data"]
     assert "not here" not in run(example / "results", *words, settings=settings).out
     (example / "data/sensors/test.npz").unlink()
     told = " ".join(run(example / "results", *words, settings=settings).out.split())
     assert "not here: data sensors; sensors/test.npz is missing" in told
-    outcome = run(example / "results", *typed()[0], "data.root=data", settings=settings)
+    outcome = run(example / "results", *typed(OWN_DATA)[0], "data.root=data", settings=settings)
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
     assert "sensors/test.npz is missing" in outcome.err

@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from cli import ROOT, read, records, run, started, status, write_option
+from cli import PLAIN, ROOT, read, records, run, started, status, write_option
+from documented_examples import OWN_METHOD, typed, write_own_method
 
 from dpbench import reproduce
 from dpbench.cli.privacy import main as privacy
@@ -13,42 +14,15 @@ from dpbench.config import compose_jobs, config_hash, resolved
 from dpbench.reproduction.times import Speed, Times
 
 README = (ROOT / "README.md").read_text()
-PAGE = (ROOT / "docs/own_method.md").read_text()
-FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
-
-
-def write_example(folder: Path) -> Path:
-    """The files that the page shows, under the names it gives them."""
-    shown = re.findall(r"`(my_conf/\S+\.\w+)`[^`]*(?:`[^`\n]+`[^`]*)*?```\w+\n(.*?)```", PAGE, re.DOTALL)
-    assert [name for name, _ in shown] == [
-        "my_conf/my_filters.py",
-        "my_conf/filter/median.yaml",
-        "my_conf/algo/mine.yaml",
-        "my_conf/my_models.py",
-        "my_conf/model/patches.yaml",
-        "my_conf/my_table_models.py",
-        "my_conf/model/gated.yaml",
-        "my_conf/my_text_models.py",
-        "my_conf/model/words.yaml",
-    ]
-    for name, content in shown:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return folder / "my_conf"
 
 
 @pytest.fixture(scope="module")
 def my_conf(tmp_path_factory) -> Path:
-    return write_example(tmp_path_factory.mktemp("outside"))
+    return write_own_method(tmp_path_factory.mktemp("outside"))
 
 
-def composed(conf: Path, *overrides: str):
+def composed_with(conf: Path, *overrides: str):
     return compose_jobs(overrides, multirun=False, config_dirs=[conf])[0].config
-
-
-def commands() -> list[list[str]]:
-    return [shlex.split(line)[3:] for line in PAGE.splitlines() if line.startswith("    python -m dpbench.run")]
 
 
 def test_the_combination_in_readme_is_the_one_typed(tmp_path):
@@ -58,11 +32,11 @@ def test_the_combination_in_readme_is_the_one_typed(tmp_path):
     (tmp_path / name).write_text(content)
     typed = re.search(r"`(algo=disk noise=\S+ schedule=\S+)`", README)[1]
     (combined,) = compose_jobs(typed.split(), multirun=False)
-    assert config_hash(composed(tmp_path, "algo=mine")) == config_hash(combined.config)
+    assert config_hash(composed_with(tmp_path, "algo=mine")) == config_hash(combined.config)
 
 
 def test_the_example_trains_in_a_process_of_its_own(my_conf):
-    done = started(my_conf.parent, *commands()[0], *FAST)
+    done = started(my_conf.parent, *typed(OWN_METHOD)[0], *PLAIN)
     assert (done.returncode, done.stderr) == (0, "")
     (record,) = records(my_conf.parent / "results")
     assert status(record) == "finished"
@@ -74,9 +48,9 @@ def test_the_example_trains_in_a_process_of_its_own(my_conf):
 
 
 def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
-    sweep, crossed, modelled = commands()[1:4]
+    sweep, crossed, modelled = typed(OWN_METHOD)[1:4]
     at = sweep.index("my_conf")
-    outcome = run(tmp_path, *sweep[:at], str(my_conf), *sweep[at + 1 :], settings=FAST)
+    outcome = run(tmp_path, *sweep[:at], str(my_conf), *sweep[at + 1 :], settings=PLAIN)
     assert (outcome.code, outcome.err) == (0, "")
     found = {read(record, "summary.json")["algorithm"]: record for record in records(tmp_path)}
     assert found.keys() == {"mine", "dpsgd"}
@@ -84,10 +58,10 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
     final = {name: read(record, "summary.json")["test_accuracy"] for name, record in found.items()}
     assert final["mine"] != final["dpsgd"]
     at = crossed.index("my_conf")
-    plan = run(tmp_path, *crossed[:at], str(my_conf), *crossed[at + 1 :], "plan=true", settings=FAST)
+    plan = run(tmp_path, *crossed[:at], str(my_conf), *crossed[at + 1 :], "plan=true", settings=PLAIN)
     assert (plan.code, plan.err) == (0, "")
     at = modelled.index("my_conf")
-    outcome = run(tmp_path / "own", *modelled[:at], str(my_conf), *modelled[at + 1 :], settings=FAST)
+    outcome = run(tmp_path / "own", *modelled[:at], str(my_conf), *modelled[at + 1 :], settings=PLAIN)
     assert (outcome.code, outcome.err) == (0, "")
     (record,) = records(tmp_path / "own")
     assert read(record, "summary.json")["model"] == "patches"
@@ -95,13 +69,13 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
 
 
 def test_the_example_of_a_table_is_planned(my_conf, monkeypatch, capsys):
-    ((name, table),) = re.findall(r"`(my_claims/\S+)`[^`]*```yaml\n(.*?)```", PAGE, re.DOTALL)
+    ((name, table),) = re.findall(r"`(my_claims/\S+)`[^`]*```yaml\n(.*?)```", OWN_METHOD, re.DOTALL)
     (my_conf.parent / name).parent.mkdir(parents=True)
     (my_conf.parent / name).write_text(table)
-    (line,) = (line for line in PAGE.splitlines() if line.startswith("    python -m dpbench.reproduce"))
+    (line,) = (line for line in OWN_METHOD.splitlines() if line.startswith("    python -m dpbench.reproduce"))
     monkeypatch.chdir(my_conf.parent)
     monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
-    assert reproduce.main([*shlex.split(line)[3:], "plan=true", *FAST[:2]]) == 0
+    assert reproduce.main([*shlex.split(line)[3:], "plan=true", *PLAIN[:2]]) == 0
     # Two cells of three seeds; two of a search over two candidates, the better of which has two further seeds.
     assert "What can be run here: 14 runs" in capsys.readouterr().out
 
@@ -123,10 +97,10 @@ def test_the_hash_tells_module_and_name_and_leaves_built_in_ones_as_they_were(tm
             "        return gradient\n"
         )
         write_option(tmp_path, module, f"own_{module}.Identity")
-    hashes = {config_hash(composed(tmp_path, f"filter={name}")) for name in ("none", "one", "two")}
+    hashes = {config_hash(composed_with(tmp_path, f"filter={name}")) for name in ("none", "one", "two")}
     assert len(hashes) == 3
-    assert resolved(composed(tmp_path, "filter=none"))["filter"] == {"kind": "Identity"}
-    assert resolved(composed(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
+    assert resolved(composed_with(tmp_path, "filter=none"))["filter"] == {"kind": "Identity"}
+    assert resolved(composed_with(tmp_path, "filter=one"))["filter"] == {"kind": "own_one.Identity"}
 
 
 BAD_CLASSES = """
@@ -295,14 +269,14 @@ def test_what_a_file_sets_of_the_run_goes_before_the_defaults_and_what_is_typed_
         "evaluation:\n  every_steps: 5\ncheckpoint:\n  every_steps: 6\noptim:\n  lr: 0.125\n"
     )
     (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}{settings}algo:\n  name: mine\n")
-    found = composed(tmp_path, "algo=mine", "seed=8", "evaluation.every_steps=4")
+    found = composed_with(tmp_path, "algo=mine", "seed=8", "evaluation.every_steps=4")
     assert (found.eps, found.delta, found.seed, found.device) == (3, 1e-6, 8, "cpu")
     assert (found.batch_size, found.epochs, found.keep_model, found.optim.lr) == (99, 2, True, 0.125)
     assert (found.evaluation.every_steps, found.checkpoint.every_steps) == (4, 6)
     (tmp_path / "dataset").mkdir()
     (tmp_path / "dataset/few.yaml").write_text(f"{PACKAGE}defaults:\n  - digits\n  - _self_\nbatch_size: 50\n")
-    assert composed(tmp_path, "dataset=few").batch_size == 50
-    assert composed(tmp_path, "dataset=few", "algo=mine").batch_size == 99
+    assert composed_with(tmp_path, "dataset=few").batch_size == 50
+    assert composed_with(tmp_path, "dataset=few", "algo=mine").batch_size == 99
 
 
 @pytest.mark.parametrize(
@@ -323,14 +297,14 @@ def test_an_unreadable_file_is_named_with_its_line(tmp_path, content, expected, 
 
 
 def test_an_unreadable_file_that_is_not_chosen_stops_nothing(my_conf, tmp_path):
-    conf = write_example(tmp_path)
+    conf = write_own_method(tmp_path)
     (conf / "algo/other.yaml").write_text("a: b: c\n")
-    assert config_hash(composed(conf, "algo=mine")) == config_hash(composed(my_conf, "algo=mine"))
+    assert config_hash(composed_with(conf, "algo=mine")) == config_hash(composed_with(my_conf, "algo=mine"))
 
 
 def test_what_is_typed_without_effect_is_refused_and_what_a_file_sets_for_a_replaced_stage_is_not(tmp_path):
     replaced = ("algo=disk", "query=one_point", "filter=none")
-    assert run(tmp_path, *replaced, "plan=true", settings=FAST).code == 0
+    assert run(tmp_path, *replaced, "plan=true", settings=PLAIN).code == 0
     outcome = run(tmp_path, *replaced, "algo.gamma=0.3")
     assert (outcome.code, outcome.error()) == (2, "algo.gamma=0.3: no stage that is chosen here reads it; leave it out")
 
@@ -339,7 +313,7 @@ def test_what_is_taken_over_from_a_method_whose_stages_are_replaced_is_no_slip(t
     (tmp_path / "algo").mkdir()
     replaced = "  - override /query: one_point\n  - override /filter: momentum\n  - _self_\n"
     (tmp_path / "algo/mine.yaml").write_text(f"{PACKAGE}defaults:\n  - disk\n{replaced}algo:\n  name: mine\n")
-    found = composed(tmp_path, "algo=mine")
+    found = composed_with(tmp_path, "algo=mine")
     assert (found.algo["name"], found.algo["kappa"]) == ("mine", 0.7)
     assert type(found.query).__name__ == "OnePoint"
 
@@ -378,11 +352,11 @@ class Failing(Filter):
 def test_an_error_in_a_file_of_ones_own_names_file_and_line(tmp_path):
     (tmp_path / "failing_stage.py").write_text(FAILING)
     write_option(tmp_path, "own", "failing_stage.Failing", "")
-    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", settings=FAST)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", settings=PLAIN)
     assert outcome.code == 1
     (record,) = records(tmp_path / "results")
     reason = read(record, "status.json")["reason"]
     assert reason.startswith("TypeError: unsupported operand type(s) for /: 'Tensor' and 'list'")
     assert reason.endswith(" (failing_stage.py, line 7)")
-    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", "filter.early=true", settings=FAST)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "filter=own", "filter.early=true", settings=PLAIN)
     assert (outcome.code, outcome.error()) == (2, "failing_stage.py, line 16: ValueError: not so early")

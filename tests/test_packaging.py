@@ -7,15 +7,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
+from cli import ROOT
 
 import dpbench
 
 # Come with Hydra's launchers, which say the versions that they work with.
 OF_LAUNCHERS = {"ray", "submitit"}
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize("name", [m.name for m in pkgutil.walk_packages(dpbench.__path__, "dpbench.")])

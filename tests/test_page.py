@@ -1,7 +1,6 @@
 """The page of all results: what it shows, and that it is one well-formed document that needs nothing else."""
 
 import ast
-import hashlib
 import json
 import re
 from collections import Counter
@@ -9,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from made_up_evidence import NEW, OLD, digest
 from specifications import PAPERS
 from typing_extensions import override
 
@@ -44,13 +44,8 @@ claims:
 deviations: [The network is ours.]
 readings: {made_up.md 6: Poisson sampling}
 """
-NEW, OLD = "dataset=digits algo=disk eps=1", "dataset=digits algo=dpsgd eps=1"
 HOSTILE = "<script>alert('x')</script> & \"<b>"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-
-
-def digest(overrides) -> str:
-    return hashlib.sha256(" ".join(sorted(overrides)).encode()).hexdigest()[:12]
 
 
 def record(
@@ -98,7 +93,9 @@ def record(
     return folder
 
 
-class World:
+class PageWorld:
+    """A results folder, files of claims about it, and the page that shows them."""
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.results = folder, folder / "results"
 
@@ -114,10 +111,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch) -> World:
+def world(tmp_path, monkeypatch) -> PageWorld:
     """Without the methods' pages, which take most of the time."""
     monkeypatch.setattr(page_module, "conf_folder", lambda: tmp_path / "elsewhere" / "conf")
-    return World(tmp_path)
+    return PageWorld(tmp_path)
 
 
 class Document(HTMLParser):

@@ -5,73 +5,26 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from helpers import assembled, composed, equal_releases
+from filter_references import catalogued, impulse_response_of, outputs_of, weights
+from helpers import NOISE_SEED, assembled, composed
 from scipy.signal import lfilter
-from test_filters import catalogued, impulse_response_of, run, weights
 from torch import nn
+from toy_problems import half_square, point_step
 
-from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
-from dpbench.filters import Identity, RecursiveLowPass
-from dpbench.gradients import FlatParameters, PerSampleGradients
-from dpbench.noise import ConstantNoise
-from dpbench.optim import SGD
-from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.filters import RecursiveLowPass
 from dpbench.query import ApartIterates, LastIterates, OnePoint, Point
 from dpbench.spectra import frequency_response
-from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold
 from dpbench.training.budget import budget
 
 LP6 = {"b": [0.15, -0.05], "a": [-0.9]}
-NOISE_SEED = 3
 
 
-class Position(nn.Module):
-    """f(x; ξ) = |x - ξ|²/2, whose gradient is x - ξ."""
-
-    def __init__(self, start):
-        super().__init__()
-        self.x = nn.Parameter(torch.tensor(start, dtype=torch.float64))
-
-    def forward(self, points):
-        return self.x - points
-
-
-def half_square(differences, _):
-    return 0.5 * differences.square().sum(1)
-
-
-def private_step(
-    query,
-    filter=None,
-    *,
-    start=(3.0, -2.0),
-    norm=1.0,
-    lr=0.5,
-    momentum=0.0,
-    multiplier=0.0,
-    batch=2.0,
-    model=None,
-    loss=None,
-):
-    model = model or Position(start)
-    flat = FlatParameters(model)
-    return PrivateStep(
-        PerSampleGradients(model, flat, loss or half_square),
-        query=query,
-        clip=ThresholdClip(),
-        threshold=FixedThreshold(norm),
-        noise=ConstantNoise(),
-        filter=filter or Identity(),
-        optimizer=SGD(lr=lr, momentum=momentum).build(flat.parameters),
-        noise_multiplier=multiplier,
-        sampling_rate=1.0,
-        expected_batch=batch,
-        ledger=equal_releases(1000, 1.0, multiplier),
-        noise_source=SeededGaussian(torch.Generator().manual_seed(NOISE_SEED)),
-        side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-    )
+def momentum_step(query, filter=None, *, norm=1.0, start=(3.0, -2.0), lr=0.5, expected_batch=2.0, **settings):
+    """A step on batches of two points."""
+    settings = {"start": start, "lr": lr, "expected_batch": expected_batch, **settings}
+    return point_step(FixedThreshold(norm), query=query, filter=filter, **settings)
 
 
 def iterates(step, batches):
@@ -116,10 +69,10 @@ TRACES = {
     ],
 }
 METHODS = {
-    "k=2, LP6, C=1": lambda: private_step(LastIterates(length=2, decay=0.1), RecursiveLowPass(**LP6)),
-    "k=2, LP6, C=100": lambda: private_step(LastIterates(length=2, decay=0.1), RecursiveLowPass(**LP6), norm=100.0),
-    "k=3, no filter": lambda: private_step(LastIterates(length=3, decay=0.5)),
-    "DPSGD": lambda: private_step(OnePoint()),
+    "k=2, LP6, C=1": lambda: momentum_step(LastIterates(length=2, decay=0.1), RecursiveLowPass(**LP6)),
+    "k=2, LP6, C=100": lambda: momentum_step(LastIterates(length=2, decay=0.1), RecursiveLowPass(**LP6), norm=100.0),
+    "k=3, no filter": lambda: momentum_step(LastIterates(length=3, decay=0.5)),
+    "DPSGD": lambda: momentum_step(OnePoint()),
 }
 
 
@@ -169,7 +122,7 @@ def test_the_mixture_is_clipped_and_not_its_terms():
     """dp_pmlf.md 3.1-h: gradients (3, 0) now and (0, 0.5) before."""
     query = LastIterates(length=2, decay=0.1)
     query.points(torch.tensor([0.0, 0.5], dtype=torch.float64))
-    step = private_step(query, start=(3.0, 0.0), batch=1.0)
+    step = momentum_step(query, start=(3.0, 0.0), expected_batch=1.0)
     sample = torch.zeros(1, 2, dtype=torch.float64)
     points = deepcopy(query).points(step.gradients.flat.vector)
     tape = step.gradients.record(points, sample, sample)
@@ -216,8 +169,8 @@ def test_unnormalised_weights_are_powers():
 def test_without_momentum_it_is_dpsgd_bit_for_bit(query):
     batches = torch.randn(6, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(
-        iterates(private_step(query, multiplier=1.5), batches),
-        iterates(private_step(OnePoint(), multiplier=1.5), batches),
+        iterates(momentum_step(query, noise_multiplier=1.5), batches),
+        iterates(momentum_step(OnePoint(), noise_multiplier=1.5), batches),
     )
     assert query.most_points == 1
 
@@ -225,7 +178,7 @@ def test_without_momentum_it_is_dpsgd_bit_for_bit(query):
 def test_with_any_filter_and_no_momentum_it_is_doppler_bit_for_bit():
     batches = torch.randn(6, 4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = [
-        iterates(private_step(query, RecursiveLowPass(**LP6), multiplier=1.5), batches)
+        iterates(momentum_step(query, RecursiveLowPass(**LP6), noise_multiplier=1.5), batches)
         for query in (LastIterates(length=1), OnePoint())
     ]
     assert torch.equal(*found)
@@ -233,8 +186,8 @@ def test_with_any_filter_and_no_momentum_it_is_doppler_bit_for_bit():
 
 def test_where_parameters_do_not_move_momentum_does_nothing():
     query = LastIterates(length=3, decay=0.7)
-    step = private_step(query, lr=1e-300)
-    plain = private_step(OnePoint(), lr=1e-300)
+    step = momentum_step(query, lr=1e-300)
+    plain = momentum_step(OnePoint(), lr=1e-300)
     for batch in BATCHES:
         points = torch.tensor(batch, dtype=torch.float64)
         for s in (step, plain):
@@ -246,12 +199,12 @@ def test_of_losses_that_are_linear_in_the_parameters_momentum_is_nothing():
     """dp_pmlf.md 3.1-g: f(x; ξ) = ⟨x, ξ⟩; and of the others here it is something."""
 
     def end(query, **problem):
-        return iterates(private_step(query, RecursiveLowPass(**LP6), **problem), BATCHES)[-1]
+        return iterates(momentum_step(query, RecursiveLowPass(**LP6), **problem), BATCHES)[-1]
 
     slope = nn.Linear(2, 1, bias=False, dtype=torch.float64)
     momentum, plain = LastIterates(length=3, decay=0.7), OnePoint()
     with_it, without = (
-        end(deepcopy(query), model=deepcopy(slope), loss=lambda outputs, _: outputs.squeeze(1))
+        end(deepcopy(query), problem=(deepcopy(slope), lambda outputs, _: outputs.squeeze(1)))
         for query in (momentum, plain)
     )
     torch.testing.assert_close(with_it, without, rtol=1e-12, atol=1e-12)
@@ -275,7 +228,7 @@ def test_after_steps_of_zero_learning_rate_momentum_is_nothing(still):
 
 def test_innerouter_is_momentum_inside_the_clip_and_heavy_ball_outside():
     """dp_pmlf.md 4.3, as a loop: neither momentum is normalised."""
-    step = private_step(LastIterates(length=2, decay=0.3, normalised=False), norm=1.0, lr=0.1, momentum=0.9)
+    step = momentum_step(LastIterates(length=2, decay=0.3, normalised=False), norm=1.0, lr=0.1, momentum=0.9)
     found = iterates(step, BATCHES).numpy()
     x, before, p = np.array([3.0, -2.0]), np.array([3.0, -2.0]), np.zeros(2)
     for t, batch in enumerate(BATCHES):
@@ -303,7 +256,7 @@ def released(batches, k, norm, lr, noises):
 @pytest.mark.parametrize("multiplier", [0.0, 1.5])
 def test_released_variant_sums_separately_clipped_gradients_with_noise_for_all_of_them(k, multiplier):
     batches = BATCHES * 2
-    step = private_step(ApartIterates(length=k), norm=0.7, lr=0.2, multiplier=multiplier)
+    step = momentum_step(ApartIterates(length=k), norm=0.7, lr=0.2, noise_multiplier=multiplier)
     generator = torch.Generator().manual_seed(NOISE_SEED)
     noises = [
         multiplier * k * 0.7 * torch.empty(2, dtype=torch.float64).normal_(generator=generator).numpy() for _ in batches
@@ -314,7 +267,7 @@ def test_released_variant_sums_separately_clipped_gradients_with_noise_for_all_o
 def largest_contribution(query, times):
     """Largest norm of what one sample adds to the sum, of so many random pasts and samples."""
     generator = torch.Generator().manual_seed(0)
-    step, found = private_step(query), []
+    step, found = momentum_step(query), []
     for _ in range(times):
         for _ in range(6):
             step.gradients.flat.vector.copy_(5 * torch.randn(2, generator=generator, dtype=torch.float64))
@@ -336,7 +289,7 @@ def test_no_sample_contributes_more_than_the_declared_sensitivity_which_is_reach
 
 
 def test_losses_of_the_released_variant_are_those_at_the_iterate_whatever_the_micro_batches():
-    step = private_step(ApartIterates(length=3))
+    step = momentum_step(ApartIterates(length=3))
     points = torch.randn(5, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     for _ in range(3):
         want = half_square(step.gradients.flat.vector - points, None)
@@ -429,7 +382,7 @@ def test_the_filter_of_second_order_has_the_printed_response_and_partial_fractio
 def test_a_constant_is_returned_from_the_first_step_on(filter):
     """dp_pmlf.md 3.1-f: which a history of ones before the first step would break."""
     constant = torch.full((60, 3), 0.7, dtype=torch.float64)
-    torch.testing.assert_close(run(catalogued(filter), constant), constant, rtol=1e-12, atol=0)
+    torch.testing.assert_close(outputs_of(catalogued(filter), constant), constant, rtol=1e-12, atol=0)
     assert (weights(catalogued(filter), 60) >= 0).all()
 
 

@@ -1,12 +1,10 @@
 """Stages of one's own that do not do what a run takes for granted of them: eps rests on some of it."""
 
 import pytest
-from cli import read, records, run, status, write_option
+from cli import PLAIN, read, records, run, status, write_option
 
 from dpbench.config import compose_each
 from dpbench.errors import UserError
-
-FAST = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 
 PROMISES = """\
 import math
@@ -293,7 +291,7 @@ class Mixing(Augmentation):
 def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
     (tmp_path / "promises.py").write_text(PROMISES)
     write_option(tmp_path, "own", f"promises.{name}", group=group)
-    line = [*FAST, f"{group}=own", typed]
+    line = [*PLAIN, f"{group}=own", typed]
     if expected is None:
         assert len(compose_each([line, [*line, "eps=inf"]], [tmp_path])) == 2
     else:
@@ -318,7 +316,7 @@ def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group
 def test_a_command_refuses_such_a_stage_in_a_line(tmp_path, name, typed, expected):
     (tmp_path / "promises.py").write_text(PROMISES)
     write_option(tmp_path, "own", f"promises.{name}", group="clip")
-    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "clip=own", typed, "plan=true", settings=FAST)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), "clip=own", typed, "plan=true", settings=PLAIN)
     if expected is None:
         assert (outcome.code, outcome.err) == (0, "")
     else:
@@ -331,7 +329,7 @@ def test_noise_for_step_sizes_takes_a_schedule_of_ones_own_that_gives_such(tmp_p
     (tmp_path / "promises.py").write_text(PROMISES)
     write_option(tmp_path, "own", "promises.Steep", group="schedule")
     line = ["-cd", str(tmp_path), "schedule=own", f"schedule.third={third}", "noise=step_size", "plan=true"]
-    outcome = run(tmp_path / "results", *line, settings=FAST)
+    outcome = run(tmp_path / "results", *line, settings=PLAIN)
     assert outcome.code == 2
     assert "noise=step_size needs a finite learning rate > 0 at every step" in outcome.error()
 
@@ -340,8 +338,8 @@ def test_a_query_that_takes_more_points_than_it_promised_stops_the_run(tmp_path)
     (tmp_path / "promises.py").write_text(PROMISES)
     write_option(tmp_path, "own", "promises.Apart", group="query")
     line = ["-cd", str(tmp_path), "query=own", "query.weight=2"]
-    assert run(tmp_path / "results", *line, settings=FAST).code == 0
-    outcome = run(tmp_path / "results", *line, "query.count=3", settings=FAST)
+    assert run(tmp_path / "results", *line, settings=PLAIN).code == 0
+    outcome = run(tmp_path / "results", *line, "query.count=3", settings=PLAIN)
     assert outcome.code == 1
     assert "query=Apart: expected at most the 2 points that it promised, not 3 at step 0" in outcome.error()
 
@@ -369,7 +367,7 @@ def test_what_are_no_logits_of_a_model_of_ones_own_stops_the_run(tmp_path, resul
     )
     write_option(tmp_path, "own", "no_logits.Wrong", group="model")
     typed = ("-cd", str(tmp_path), "model=own", f"model.wrong='{result}'", "epochs=1")
-    assert run(tmp_path / "results", *typed, settings=FAST).code == 1
+    assert run(tmp_path / "results", *typed, settings=PLAIN).code == 1
     (record,) = records(tmp_path / "results")
     reason = read(record, "status.json")["reason"]
     assert reason.startswith("expected logits of the model, shape (")
@@ -389,8 +387,8 @@ def test_logits_of_too_few_classes_stop_the_run_in_words(tmp_path):
     )
     write_option(tmp_path, "own", "few_logits.Narrow", group="model")
     typed = ("-cd", str(tmp_path), "model=own", "epochs=0.1")
-    assert run(tmp_path / "results", *typed, "model.logits=11", settings=FAST).code == 0
-    outcome = run(tmp_path / "results", *typed, "model.logits=7", settings=FAST)
+    assert run(tmp_path / "results", *typed, "model.logits=11", settings=PLAIN).code == 0
+    outcome = run(tmp_path / "results", *typed, "model.logits=7", settings=PLAIN)
     assert outcome.code == 1
     assert "expected logits of the model for 10 classes, not for 7" in outcome.error()
 
@@ -406,7 +404,7 @@ def test_a_build_that_builds_nothing_is_refused(tmp_path, group, kind, base):
         "        pass\n"
     )
     write_option(tmp_path, "own", f"no_{group}.Empty", group=group)
-    outcome = run(tmp_path / "results", "-cd", str(tmp_path), f"{group}=own", settings=FAST)
+    outcome = run(tmp_path / "results", "-cd", str(tmp_path), f"{group}=own", settings=PLAIN)
     assert outcome.code != 0
     built = {"model": "Module", "optim": "Optimizer"}[group]
     assert f"{group}=Empty: expected build() to return torch's {built}, not a NoneType" in outcome.error()
@@ -428,7 +426,7 @@ def test_what_is_no_gradient_of_a_filter_of_ones_own_stops_the_run(tmp_path, res
     )
     write_option(tmp_path, "own", "no_gradient.Odd")
     typed = ("-cd", str(tmp_path), "filter=own", f"filter.wrong='{result}'", f"optim={optim}", "epochs=1")
-    assert run(tmp_path / "results", *typed, "model=linear", settings=FAST).code == 1
+    assert run(tmp_path / "results", *typed, "model=linear", settings=PLAIN).code == 1
     (record,) = records(tmp_path / "results")
     reason = read(record, "status.json")["reason"]
     assert reason == f"filter=Odd: expected apply() to return a tensor of shape (650,), not {found}"
@@ -439,7 +437,13 @@ def test_a_threshold_that_no_noise_can_be_made_for_stops_the_run(tmp_path, last)
     (tmp_path / "promises.py").write_text(PROMISES)
     write_option(tmp_path, "own", "promises.Falling", group="threshold")
     outcome = run(
-        tmp_path / "results", "-cd", str(tmp_path), "threshold=own", f"threshold.last={last}", "epochs=1", settings=FAST
+        tmp_path / "results",
+        "-cd",
+        str(tmp_path),
+        "threshold=own",
+        f"threshold.last={last}",
+        "epochs=1",
+        settings=PLAIN,
     )
     assert outcome.code == 1
     (record,) = records(tmp_path / "results")

@@ -18,10 +18,11 @@ import torch
 import yaml
 from cli import CONF, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, snapshot, status
 from dp_accounting.pld import PLDAccountant
+from helpers import composed, job_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpbench.config import Job, compose_jobs, config_hash, resolved
+from dpbench.config import config_hash, resolved
 from dpbench.config.registry import SCHEMAS
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
@@ -212,13 +213,8 @@ def recorded(record: Path) -> dict[str, Any]:
     return yaml.safe_load((record / "config.yaml").read_text())
 
 
-def composed(overrides: list[str]) -> Job:
-    (job,) = compose_jobs(overrides, multirun=False)
-    return job
-
-
 def test_what_was_typed_composes_back_to_the_recorded_run(finished):
-    config = composed(recorded(finished)["overrides"]).config
+    config = composed(*recorded(finished)["overrides"])
     assert (config_hash(config), str(config.seed)) == (finished.parent.name, finished.name)
 
 
@@ -236,7 +232,7 @@ def test_the_recorded_settings_alone_describe_the_run(finished):
     settings = recorded(finished)
     choices, typed = settings.pop("choices"), settings.pop("overrides")
     assert "eps=4" in typed
-    config = composed([*(f"{group}={option}" for group, option in choices.items()), *leaves(settings)]).config
+    config = composed(*(f"{group}={option}" for group, option in choices.items()), *leaves(settings))
     assert config_hash(config) == finished.parent.name
     assert resolved(config) == settings
 
@@ -440,7 +436,7 @@ ANOTHER = {
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes(option):
-    job = composed([option, *NEEDS.get(option, [])])
+    job = job_of(option, *NEEDS.get(option, []))
     group, name = option.split("=")
     assert job.choices[group] == name
     assert job.config.steps == len(job.config.release_plan()) > 0

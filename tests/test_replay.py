@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from helpers import composed
+from replay_checks import halved, replay_counts, two_points
 from torch import nn
 
-from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients, Tape, replay
 from dpbench.gradients.clipped import clipped_by
@@ -15,11 +15,6 @@ from dpbench.gradients.replay import Replays, padded, rounded_up
 from dpbench.gradients.way import Books
 from dpbench.query import Point
 from dpbench.training.losses import per_sample_loss
-
-
-def halved(norms):
-    return ThresholdClip().factors(norms, 0.5)
-
 
 # Sizes that recur
 
@@ -106,13 +101,8 @@ def small(batch, model=None):
     torch.manual_seed(0)
     model = Counting() if model is None else model
     engine = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
-    vector = engine.flat.vector
-    points = [Point(1.4, vector + 0.1 * torch.randn_like(vector)), Point(-0.4, vector)]
+    points = two_points(engine, 0.1)
     return engine, points, torch.randn(batch, 4), torch.randint(3, (batch,))
-
-
-def recorded(engine):
-    return [each.replays for each in engine._replays._recorded.values()]
 
 
 def launched(engine, points, x, y, **options):
@@ -135,19 +125,14 @@ def test_replays_are_what_the_passes_compute(replaying, count, remainder):
     engine, _, x, y = small(64)
     for step in range(9):
         size = 61 + step % 4  # all of which are rounded up to 64
-        points = changed(engine, step)[-count:]
+        points = two_points(engine, 0.01 * step)[-count:]
         batch = x[:size] * (1 + step / 10), y[:size]
         found = engine.clipped_sum(points, [batch], halved, remainder=remainder)
         assert_same(found, launched(engine, points, *batch, remainder=remainder))
         assert len(found.losses) == len(found.norms) == size
         engine.flat.vector.add_(0.01 * torch.randn_like(engine.flat.vector))
-    assert recorded(engine) == [7]
+    assert replay_counts(engine) == [7]
     assert replaying() == 2
-
-
-def changed(engine, step):
-    vector = engine.flat.vector
-    return [Point(1.4, vector + 0.01 * step * torch.randn_like(vector)), Point(-0.4, vector)]
 
 
 def test_micro_batches_of_one_size_share_a_recording(replaying):
@@ -156,7 +141,7 @@ def test_micro_batches_of_one_size_share_a_recording(replaying):
         pieces = list(zip(x.split(16), y.split(16), strict=True))
         found = engine.clipped_sum(points, pieces, halved, remainder=True)
         assert_same(found, launched(engine, points, x, y, remainder=True))
-    assert recorded(engine) == [4]
+    assert replay_counts(engine) == [4]
 
 
 def test_each_size_and_query_has_a_recording_of_its_own(replaying):
@@ -165,11 +150,11 @@ def test_each_size_and_query_has_a_recording_of_its_own(replaying):
         for size in (40, 9, 33):  # 33 and 40 are rounded up to 36 and 40
             engine.clipped_sum(points, [(x[:size], y[:size])], halved)
         engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], halved)
-    assert recorded(engine) == [3] * 4
+    assert replay_counts(engine) == [3] * 4
     for training in ([False, False], [True, False]):  # of the model and of a part of it
         engine.model.train(training[0]).layers.train(training[1])
         engine.clipped_sum(points, [(x, y)], halved)
-        assert recorded(engine) == [3] * 4
+        assert replay_counts(engine) == [3] * 4
 
 
 def test_of_many_sizes_some_are_launched(replaying, monkeypatch):
@@ -179,7 +164,7 @@ def test_of_many_sizes_some_are_launched(replaying, monkeypatch):
         for size in (9, 5, 3):
             batch = x[:size], y[:size]
             assert_same(engine.clipped_sum(points, [batch], halved), launched(engine, points, *batch))
-    assert recorded(engine) == [2, 2]
+    assert replay_counts(engine) == [2, 2]
 
 
 def test_what_is_given_out_is_not_written_again(replaying):
@@ -188,7 +173,7 @@ def test_what_is_given_out_is_not_written_again(replaying):
         first = engine.clipped_sum(points, [(x, y)], halved, remainder=True)
     before = [t.clone() for t in first]
     engine.clipped_sum(points, [(2 * x, y)], halved, remainder=True)
-    assert recorded(engine) == [2]
+    assert replay_counts(engine) == [2]
     assert all(torch.equal(t, kept) for t, kept in zip(first, before, strict=True))
 
 
@@ -203,7 +188,7 @@ def test_broken_samples_add_nothing_to_replays(replaying, value, which):
     found = engine.clipped_sum(points, [(broken, y)], halved, remainder=True)
     assert_same(found, launched(engine, points, broken, y, remainder=True))
     assert_same(engine.clipped_sum(points, [(x, y)], halved), good)
-    assert recorded(engine) == [5]
+    assert replay_counts(engine) == [5]
 
 
 def test_doubtful_norms_are_refined_though_passes_are_replayed(replaying, monkeypatch):
@@ -254,7 +239,7 @@ def test_a_replay_that_differs_once_is_launched_and_the_next_is_compared(replayi
     for number in range(1, 10):
         off = iter([1.5]) if number == 4 + 2 else iter([])  # the fourth replay, which is compared
         assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
-    assert recorded(engine) == [7]
+    assert replay_counts(engine) == [7]
     assert len(compared) == 3  # the first, the fourth and the fifth
 
 
@@ -294,7 +279,7 @@ def test_a_models_buffers_count_a_batch_once(replaying, monkeypatch, kind, broke
         found, want = (one.clipped_sum(points, [(x, y)], halved) for one in (engine, twin))
         assert_same(found, want)
         assert engine.model.passes == twin.model.passes == 2 * (number + 1)  # at two iterates each
-    assert recorded(engine) == replays
+    assert replay_counts(engine) == replays
 
 
 def test_what_is_recorded_while_things_are_tried_out_is_not_replayed_in_training(replaying):
@@ -302,8 +287,8 @@ def test_what_is_recorded_while_things_are_tried_out_is_not_replayed_in_training
     with engine.undisturbed():
         for _ in range(5):
             engine.clipped_sum(points, [(x, y)], halved)
-        assert recorded(engine) == [3]
-    assert recorded(engine) == []
+        assert replay_counts(engine) == [3]
+    assert replay_counts(engine) == []
 
 
 def test_smaller_passes_share_the_memory_of_the_largest(replaying, monkeypatch):
@@ -313,7 +298,7 @@ def test_smaller_passes_share_the_memory_of_the_largest(replaying, monkeypatch):
     for size in (20, 12, 40):
         for _ in range(3):
             engine.clipped_sum(points, [(x[:size], y[:size])], halved)
-    assert recorded(engine) == [1, 1]  # the last one is larger, and finds no room
+    assert replay_counts(engine) == [1, 1]  # the last one is larger, and finds no room
 
 
 def test_what_is_replayed_otherwise_from_the_beginning_is_launched(replaying, monkeypatch):
@@ -321,7 +306,7 @@ def test_what_is_replayed_otherwise_from_the_beginning_is_launched(replaying, mo
     engine, points, x, y = small(16)
     for _ in range(5):
         assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
-    assert recorded(engine) == [1]
+    assert replay_counts(engine) == [1]
 
 
 def test_what_cannot_be_recorded_is_launched(replaying, monkeypatch):
@@ -332,7 +317,7 @@ def test_what_cannot_be_recorded_is_launched(replaying, monkeypatch):
     engine, points, x, y = small(16)
     for _ in range(5):
         assert_same(engine.clipped_sum(points, [(x, y)], halved), launched(engine, points, x, y))
-    assert recorded(engine) == []
+    assert replay_counts(engine) == []
 
 
 def test_models_that_draw_are_launched_batch_by_batch_as_they_are(replaying):
@@ -343,7 +328,7 @@ def test_models_that_draw_are_launched_batch_by_batch_as_they_are(replaying):
     engine, points, x, y = small(17, Dropping())
     for _ in range(5):
         engine.clipped_sum(points, [(x, y)], halved)
-    assert recorded(engine) == []
+    assert replay_counts(engine) == []
     assert 18 not in engine.model.rows
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from made_up_evidence import digest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from test_verdicts import World, digest
+from specifications import FILES
 
 from dpbench.claims import Artefact, Evidence, load_all, load_artefact
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style, path_of, write_computed
 from dpbench.claims.draw import Draw, default_draw, parse_draw
-from dpbench.config import conf_folder
 from dpbench.errors import UserError
 from dpbench.report import palette
 from dpbench.report.figures import draw, files_of, fingerprint
@@ -27,13 +27,7 @@ from dpbench.report.grid import build_grid
 from dpbench.report.layout import picture_of
 from dpbench.report.picture import Map, Picture, Plot, Ranking
 
-PAPERS = conf_folder() / "paper"
 AXES = {"method": ("A", "B"), "data": ("X", "Y"), "eps": ("1", "8")}
-
-
-@pytest.fixture
-def world(tmp_path) -> World:
-    return World(tmp_path)
 
 
 def picture(artefact: Artefact, evidence: Evidence) -> Picture:
@@ -43,7 +37,7 @@ def picture(artefact: Artefact, evidence: Evidence) -> Picture:
 
 
 def of_file(name: str, results: Path) -> Picture:
-    return picture(load_artefact(PAPERS / f"{name}.yaml"), Evidence(results, digest))
+    return picture(load_artefact(FILES / f"{name}.yaml"), Evidence(results, digest))
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -123,7 +117,7 @@ def test_what_is_not_run_shows_the_printed_numbers_and_says_so(tmp_path):
 
 @pytest.mark.parametrize("name", ["doppler/figure_3", "dc_sgd/figure_1", "adp/figure_5", "doppler/figure_6"])
 def test_without_any_number_there_is_no_picture(tmp_path, name):
-    artefact = load_artefact(PAPERS / f"{name}.yaml")
+    artefact = load_artefact(FILES / f"{name}.yaml")
     assert picture_of(build_grid(artefact, Evidence(tmp_path, digest))) is None
 
 
@@ -140,7 +134,7 @@ def test_names_on_the_x_axis_stand_apart_with_all_methods_beside_each_other(tmp_
 
 
 def test_learning_curves_are_means_over_seeds_with_a_band(tmp_path):
-    artefact = load_artefact(PAPERS / "dp_pmlf" / "figure_2.yaml")
+    artefact = load_artefact(FILES / "dp_pmlf" / "figure_2.yaml")
     (cell,) = [cell for cell in artefact.cells if cell.at == {"method": "DP-PMLF", "model": "CNN-5"}]
     curves = [[10.0, 30.0, 44.0], [14.0, 34.0, 48.0]]
     record(tmp_path, " ".join(cell.candidates[0]), curves, [0.0, 50.0, 100.0])
@@ -155,7 +149,7 @@ def test_learning_curves_are_means_over_seeds_with_a_band(tmp_path):
 
 
 def test_a_panel_without_learning_curves_has_no_ticks(tmp_path):
-    artefact = load_artefact(PAPERS / "adp" / "figure_4.yaml")
+    artefact = load_artefact(FILES / "adp" / "figure_4.yaml")
     record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[80.0, 90.0]], [0.0, 50.0])
     shown, none, *_ = panels(draw(picture(artefact, Evidence(tmp_path, digest))))
     assert [text.get_text() for text in none.texts] == ["no number yet"]
@@ -165,7 +159,7 @@ def test_a_panel_without_learning_curves_has_no_ticks(tmp_path):
 
 
 def test_learning_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
-    artefact = load_artefact(PAPERS / "adp" / "figure_1.yaml")
+    artefact = load_artefact(FILES / "adp" / "figure_1.yaml")
     overrides = " ".join(artefact.cells[0].candidates[0])
     record(tmp_path, overrides, [[10.0, 20.0, 30.0], [20.0, 30.0, 40.0]], [0.0, 1.0, 2.0])
     metrics = tmp_path / "runs" / digest(overrides.split()) / "1" / "metrics.jsonl"
@@ -179,7 +173,7 @@ def test_learning_curves_have_the_evaluations_that_all_seeds_have(tmp_path):
 
 
 def test_a_map_has_colours_for_the_cells_that_are_there(tmp_path):
-    artefact = load_artefact(PAPERS / "disk" / "figure_8b.yaml")
+    artefact = load_artefact(FILES / "disk" / "figure_8b.yaml")
     for cell, accuracy in ((artefact.cells[0], 40.0), (artefact.cells[-1], 50.0)):
         record(tmp_path, " ".join(cell.candidates[0]), [[accuracy]], [1.0])
     shown = picture(artefact, Evidence(tmp_path, digest))
@@ -196,7 +190,7 @@ def test_a_map_has_colours_for_the_cells_that_are_there(tmp_path):
 
 
 def test_long_labels_of_a_map_stand_upright_within_the_picture(tmp_path):
-    artefact = load_artefact(PAPERS / "disk" / "figure_8a.yaml")
+    artefact = load_artefact(FILES / "disk" / "figure_8a.yaml")
     record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[40.0]], [1.0])
     figure = draw(picture(artefact, Evidence(tmp_path, digest)))
     labels = figure.axes[0].get_xticklabels()
@@ -210,7 +204,7 @@ def test_long_labels_of_a_map_stand_upright_within_the_picture(tmp_path):
 
 def test_a_ranking_has_a_row_for_each_method_that_was_run(tmp_path):
     """The best on the whole above, who lacks a panel below, whom no panel can hold beside it in a number."""
-    artefact = load_artefact(PAPERS / "beyond" / "panel_digits.yaml")
+    artefact = load_artefact(FILES / "beyond" / "panel_digits.yaml")
     found = {"DP-SGD": 80.0, "DiSK": 82.0, "DP-Adam": 79.0, "DOPPLER": 81.0, "DP-FTRL": 20.0, "Du": 99.0}
     for cell in artefact.cells:
         method, eps = cell.at["method"], cell.at["eps"]
@@ -250,7 +244,7 @@ def test_labels_below_a_ranking_stand_apart(values):
 
 def test_spectra_of_recorded_gradients(tmp_path):
     """The gradient is one cosine, the noise none: power where the cosine is; behind the filter, times its gain."""
-    artefact = load_artefact(PAPERS / "doppler" / "figure_2.yaml")
+    artefact = load_artefact(FILES / "doppler" / "figure_2.yaml")
     steps = np.arange(400)
     signal = np.cos(2 * np.pi * 0.1 * steps)[:, None] * np.ones((1, 3))
     for cell, b, a in ((artefact.cells[0], [1.0], []), (artefact.cells[-1], [0.5], [-0.5])):
@@ -303,7 +297,7 @@ def test_computed_panels_stand_behind_those_of_runs(tmp_path):
     alone = of_file("adp/figure_1", tmp_path)
     assert [panel.title for panel in alone.panels] == ["noise"]
     assert alone.subtitle == "not run yet; other curves computed"
-    artefact = load_artefact(PAPERS / "adp" / "figure_1.yaml")
+    artefact = load_artefact(FILES / "adp" / "figure_1.yaml")
     record(tmp_path, " ".join(artefact.cells[0].candidates[0]), [[10.0, 20.0]], [0.0, 1.0])
     both = of_file("adp/figure_1", tmp_path)
     assert [panel.title for panel in both.panels] == ["", "noise"]
@@ -359,7 +353,7 @@ def test_a_method_has_one_colour_in_all_figures():
 
 
 def test_every_line_of_a_picture_can_be_told_from_the_others(tmp_path):
-    for artefact in load_all(PAPERS):
+    for artefact in load_all(FILES):
         shown = picture_of(build_grid(artefact, Evidence(tmp_path, digest)))
         if shown is None:
             continue

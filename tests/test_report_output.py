@@ -7,25 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_verdicts import World, digest
+from made_up_evidence import NEW, World, digest
+from specifications import artefacts
 
-from dpbench.claims import Artefact, Evidence, Kind, load_all
-from dpbench.config import conf_folder
+from dpbench.claims import Artefact, Evidence, Kind
 from dpbench.report import build_grid, write_output
 from dpbench.report import figures as drawing
 from dpbench.report.layout import picture_of
-
-NEW = "dataset=digits algo=disk eps=1"
-
-
-@pytest.fixture
-def world(tmp_path) -> World:
-    return World(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def artefacts() -> tuple[Artefact, ...]:
-    return load_all(conf_folder() / "paper")
 
 
 @pytest.fixture
@@ -116,13 +104,14 @@ def check(out: Path, artefacts: tuple[Artefact, ...], evidence: Evidence) -> Non
         assert str(out) not in page
 
 
-def test_every_artefact_has_its_files_while_nothing_is_run(tmp_path, artefacts, undrawn):
+def test_every_artefact_has_its_files_while_nothing_is_run(tmp_path, undrawn):
+    found = tuple(artefacts().values())
     evidence = Evidence(tmp_path, digest)
-    write_output([build_grid(artefact, evidence) for artefact in artefacts], tmp_path, lambda _: None)
-    check(tmp_path, artefacts, evidence)
+    write_output([build_grid(artefact, evidence) for artefact in found], tmp_path, lambda _: None)
+    check(tmp_path, found, evidence)
     # Nothing else has a printed number to show, or says that it can't be laid out.
-    assert len(undrawn) == sum(artefact.draw is not None and artefact.printed for artefact in artefacts) == 27
-    assert write_output([build_grid(artefact, evidence) for artefact in artefacts], tmp_path, lambda _: None) == []
+    assert len(undrawn) == sum(artefact.draw is not None and artefact.printed for artefact in found) == 27
+    assert write_output([build_grid(artefact, evidence) for artefact in found], tmp_path, lambda _: None) == []
 
 
 def made_up(artefacts: tuple[Artefact, ...], results: Path, count: int) -> int:
@@ -156,10 +145,11 @@ def _cells(artefacts: tuple[Artefact, ...]) -> Iterator:
 
 
 @pytest.mark.slow
-def test_all_is_drawn_from_five_thousand_records_and_nothing_twice(tmp_path, artefacts):
+def test_all_is_drawn_from_five_thousand_records_and_nothing_twice(tmp_path):
+    found = tuple(artefacts().values())
     results, out = tmp_path / "results", tmp_path / "out"
-    assert made_up(artefacts, results, 5000) == 5000
+    assert made_up(found, results, 5000) == 5000
     evidence = Evidence(results, digest)
-    write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None)
-    check(out, artefacts, evidence)
-    assert write_output([build_grid(artefact, evidence) for artefact in artefacts], out, lambda _: None) == []
+    write_output([build_grid(artefact, evidence) for artefact in found], out, lambda _: None)
+    check(out, found, evidence)
+    assert write_output([build_grid(artefact, evidence) for artefact in found], out, lambda _: None) == []

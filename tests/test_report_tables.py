@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from test_verdicts import ABOVE, BELOW, World, digest, search
+from made_up_evidence import ABOVE, BELOW, NEW, OLD, World, digest, search
 
 from dpbench.claims import Evidence, Outcome, load_all, load_artefact
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, write_computed
@@ -17,13 +17,6 @@ from dpbench.report.scorecard import as_markdown as scorecard
 from dpbench.report.scorecard import newest_record, origins_of, repeated
 from dpbench.report.selection import selection_of
 from dpbench.report.tables import as_csv, as_markdown
-
-NEW, OLD = "dataset=digits algo=disk eps=1", "dataset=digits algo=dpsgd eps=1"
-
-
-@pytest.fixture
-def world(tmp_path) -> World:
-    return World(tmp_path)
 
 
 def grid_of(world: World, *claims: str, **how) -> Grid:

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 import wandb
-from test_verdicts import World
+from cli import ROOT
+from made_up_evidence import NEW, World
 from wandb_log import offline_runs
 
 from dpbench.claims import load_all
@@ -17,9 +18,6 @@ from dpbench.config import compose_each, conf_folder, config_hash
 from dpbench.config.schema import TrackerSettings
 from dpbench.report import build_grid, write_output
 from dpbench.report.wandb import build_report, build_workspace, log_output
-
-ROOT = Path(__file__).resolve().parents[1]
-NEW = "dataset=digits algo=disk eps=1"
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +32,10 @@ def logged_out(tmp_path, monkeypatch) -> None:
 
 
 @pytest.fixture
-def world(tmp_path) -> World:
-    made = World(tmp_path)
-    made.runs(NEW, 60.0, 60.0, 60.0)
-    return made
+def world(world) -> World:
+    """Where "new" at eps 1 came to what is printed."""
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    return world
 
 
 def test_tables_and_pictures_are_logged_as_a_run(world):

@@ -1,7 +1,6 @@
 """python -m dpbench.reproduce, on made-up claims about runs of a second."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from cli import ROOT, Outcome, forget_logging, records
+from cli import Outcome, environment, forget_logging, records
 from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
 
@@ -21,17 +20,11 @@ from dpbench.files import read_json
 from dpbench.launch import rounds
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.reproduction import launching, smoke
-from dpbench.reproduction.times import Speed, Times
 from dpbench.tracking.lock import Lock
 from dpbench.training.job_record import record_of
 
+pytestmark = pytest.mark.usefixtures("known_speed")
 ALWAYS = ("paper=adp", "device=cpu", "tracker=disabled")
-
-
-@pytest.fixture(autouse=True)
-def known_speed(monkeypatch):
-    """No test measures a device."""
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
 
 
 def run(folder: Path, *arguments: str, always: tuple[str, ...] = ALWAYS) -> Outcome:
@@ -355,9 +348,8 @@ def test_smoke_says_what_failed(tmp_path):
 
 def started(folder: Path) -> subprocess.Popen[bytes]:
     where = [f"claims={folder / 'claims'}", f"results_dir={folder / 'results'}", *ALWAYS]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dpbench.reproduce", *where]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow

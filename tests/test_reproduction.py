@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import ALGORITHMS
 from hydra import compose, initialize_config_dir
 from made_up_papers import SEARCH, TABLE, loaded, only_cell, record
 from omegaconf import OmegaConf
+from specifications import FILES
 
 from dpbench.claims import Artefact, Cell, Evidence, load_all
 from dpbench.claims.notation import settings_of
@@ -32,34 +34,25 @@ from dpbench.reproduction.index import RecordIndex, canonical
 from dpbench.reproduction.options import kinds_of, option_name
 from dpbench.reproduction.plan import Planner
 from dpbench.reproduction.standing import State, standing_of
-from dpbench.reproduction.times import Basis, Speed, Times, forward_flops
-
-PAPERS = conf_folder() / "paper"
+from dpbench.reproduction.times import Basis, Times, forward_flops
 
 
 @pytest.fixture(autouse=True)
-def known_machine(monkeypatch):
+def known_machine(monkeypatch, known_speed):
     """No test measures a device, or finds the data of this one."""
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
     monkeypatch.delenv("DPBENCH_DATA", raising=False)
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """For tests of what is composed and what is kept; the others share what was found."""
-    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
 
 
 # Which records are a candidate's.
 
 
 @cache
-def job_of(*candidate: str) -> Job:
+def job_of_candidate(*candidate: str) -> Job:
     return compose_each([candidate])[0]
 
 
 def full_hash(candidate: tuple[str, ...]) -> str:
-    return config_hash(job_of(*candidate).config)
+    return config_hash(job_of_candidate(*candidate).config)
 
 
 def cells_with_runs(artefacts: Iterable[Artefact]) -> list[Cell]:
@@ -68,7 +61,7 @@ def cells_with_runs(artefacts: Iterable[Artefact]) -> list[Cell]:
 
 def some_candidates(*where: str) -> list[tuple[str, ...]]:
     wanted = set(where)
-    found = [a for a in load_all(PAPERS) if a.where.removesuffix(".yaml") in wanted]
+    found = [a for a in load_all(FILES) if a.where.removesuffix(".yaml") in wanted]
     assert len(found) == len(wanted)
     return list(dict.fromkeys(candidate for cell in cells_with_runs(found) for candidate in cell.candidates[:3]))
 
@@ -103,7 +96,7 @@ TYPED_AS = [
 
 @pytest.mark.parametrize("typed", TYPED_AS)
 def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_cache):
-    job = job_of(*TYPED_AS[0].split())
+    job = job_of_candidate(*TYPED_AS[0].split())
     digest = record(tmp_path, job, 0).parent.name
     assert full_hash(tuple(typed.split())) == digest
     assert Hashes(RecordIndex(tmp_path))(tuple(typed.split())) == digest
@@ -114,7 +107,7 @@ def test_a_record_is_found_however_its_settings_were_typed(tmp_path, typed, own_
     ["eps=3", "eps=2 optim.lr=1", "eps=2 dataset=mnist", "eps=2 model=mlp", "batch_size=64", "eps=2 optim=adam"],
 )
 def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeypatch):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     monkeypatch.setattr(Hashes, "learn", None)
     line = typed if "model=" in typed else f"{typed} model=linear"
     assert Hashes(RecordIndex(tmp_path))(tuple(line.split())) is None
@@ -122,7 +115,7 @@ def test_what_another_setting_rules_out_is_not_composed(tmp_path, typed, monkeyp
 
 @pytest.mark.parametrize(("typed", "found"), [("null", True), ("30", False)])
 def test_a_record_from_before_there_were_searches_is_that_of_a_run_without_one(tmp_path, typed, found, own_cache):
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     del settings["privacy"]["search_runs"]
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
@@ -133,7 +126,7 @@ def test_a_record_from_before_there_were_searches_is_that_of_a_run_without_one(t
 
 
 def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path):
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     (folder / "config.yaml").unlink()
     index = RecordIndex(tmp_path)
     assert index.possible(["eps=3"]) == {folder.parent.name}
@@ -143,13 +136,13 @@ def test_a_record_whose_settings_cannot_be_read_is_ruled_out_by_nothing(tmp_path
 def test_a_record_that_appears_later_is_seen_after_a_refresh(tmp_path):
     index, line = RecordIndex(tmp_path), ["model=linear", "eps=2"]
     assert not index.possible(line)
-    folder = record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    folder = record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     index.refresh()
     assert index.possible(line) == {folder.parent.name}
 
 
 def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     hashes = Hashes(RecordIndex(tmp_path))
     hashes.prepare([("eps=2", "filter=no_such"), ("eps=2", "model=linear")])
     assert hashes(("eps=2", "filter=no_such")) is None
@@ -157,7 +150,7 @@ def test_options_that_cannot_be_composed_have_no_hash(tmp_path, own_cache):
 
 
 def test_hashes_are_kept_until_an_option_changes(tmp_path, monkeypatch, own_cache):
-    record(tmp_path, job_of(*TYPED_AS[0].split()), 0)
+    record(tmp_path, job_of_candidate(*TYPED_AS[0].split()), 0)
     candidate = tuple(TYPED_AS[1].split())
     digest = Hashes(RecordIndex(tmp_path))(candidate)
     with monkeypatch.context() as patch:
@@ -183,14 +176,11 @@ def test_options_carry_their_names(group):
     assert option_name(group, "no_such") is None
 
 
-ALGOS = sorted(path.stem for path in (conf_folder() / "algo").glob("*.yaml"))
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "",
-        *(f"algo={algo}" for algo in ALGOS),
+        *(f"algo={algo}" for algo in ALGORITHMS),
         "algo=adp noise=constant",
         "algo=lp_dpadam filter=f3 optim=adambc clip=normalised",
         "dataset=cifar10",
@@ -215,7 +205,7 @@ def test_of_options_that_are_not_there_nothing_is_known(options):
 
 def test_facts_are_those_of_the_composed_run():
     seen = {}
-    for cell in cells_with_runs(load_all(PAPERS)):
+    for cell in cells_with_runs(load_all(FILES)):
         keys = ("dataset", "model", "algo", "batch_size", "epochs", "evaluation.every_steps", "algo.length")
         seen.setdefault(tuple(cell.overrides.get(key) for key in keys), cell.candidates[0])
     some = random.Random(1).sample(sorted(seen.values()), 12)
@@ -238,7 +228,7 @@ def test_facts_of_options_of_another_form_are_composed(monkeypatch):
 
 
 def test_a_search_never_varies_what_a_run_takes():
-    for cell in cells_with_runs(load_all(PAPERS)):
+    for cell in cells_with_runs(load_all(FILES)):
         ends = [facts_of(settings_of(one)) for one in (cell.candidates[0], cell.candidates[-1])]
         assert ends[0].kind == ends[1].kind
         assert ends[0].steps == ends[1].steps
@@ -253,7 +243,7 @@ def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
         looked_up.cache_clear()
     monkeypatch.setattr(available, "weights_here", lambda source: "gpt2" in source)
     lacking, fetching = Counter(), Counter()
-    for cell in cells_with_runs(load_all(PAPERS, ["disk", "adp"])):
+    for cell in cells_with_runs(load_all(FILES, ["disk", "adp"])):
         found = facts_of(settings_of(cell.candidates[0]))
         lacking[Available(tmp_path, download=False).lacks(cell, found)] += 1
         fetching[Available(tmp_path, download=True).lacks(cell, found)] += 1
@@ -316,7 +306,7 @@ SMALL = {"dataset": "digits", "model": "linear", "algo": "dpsgd", "batch_size": 
 def timed_record(
     results: Path, seconds: float, *settings: str, seeds_at_once: int = 1, device: str | None = None
 ) -> Path:
-    job = job_of(*(f"{key}={value}" for key, value in SMALL.items()), *settings)
+    job = job_of_candidate(*(f"{key}={value}" for key, value in SMALL.items()), *settings)
     folder = record(results, job, 0)
     origin = {
         "device": device or describe(torch.device("cpu")),
@@ -379,13 +369,13 @@ def test_records_of_another_device_tell_nothing(tmp_path):
 # What is missing.
 
 
-class World:
+class CellWorld:
     """One cell, and the records made up for it."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.results = folder / "results"
         self.cell = only_cell(loaded(folder, table_1=text))
-        self.jobs = {candidate: job_of(*candidate) for candidate in self.cell.candidates}
+        self.jobs = {candidate: job_of_candidate(*candidate) for candidate in self.cell.candidates}
 
     def run(self, candidate: int, seed: int, accuracy: float = 0.6, status: str = "finished", **summary) -> None:
         record(self.results, list(self.jobs.values())[candidate], seed, accuracy, status, **summary)
@@ -400,12 +390,12 @@ class World:
 
 @pytest.fixture
 def one(tmp_path):
-    return World(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 3"))
+    return CellWorld(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 3"))
 
 
 @pytest.fixture
 def search(tmp_path):
-    return World(tmp_path, SEARCH)
+    return CellWorld(tmp_path, SEARCH)
 
 
 def test_a_cell_asks_for_the_seeds_that_it_lacks(one):
@@ -456,7 +446,7 @@ def test_what_failed_is_run_again_only_if_asked(one, status):
     ],
 )
 def test_a_record_without_the_number_is_not_run_again(tmp_path, entry, reason):
-    world = World(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 1\nmetric: meteor"))
+    world = CellWorld(tmp_path, SEARCH.replace("0.1,0.5,1", "0.5").replace("seeds: 2", "seeds: 1\nmetric: meteor"))
     world.run(0, 0, **entry)
     assert (world.standing().state, world.standing().reason) == (State.FAILED, reason)
 
@@ -511,7 +501,7 @@ def test_what_is_lacking_matters_only_while_something_is_missing(one):
 
 
 def plan_of(folder: Path, retry: bool = False, **files: str) -> Planner:
-    return Planner(loaded(folder, **files), folder / "results", job_of("device=cpu").config, retry=retry)
+    return Planner(loaded(folder, **files), folder / "results", job_of_candidate("device=cpu").config, retry=retry)
 
 
 class Carried:
@@ -526,7 +516,7 @@ class Carried:
     def __call__(self, wave) -> None:
         self.waves.append(len(wave))
         for work in wave:
-            job = job_of(*work.batch.candidate)
+            job = job_of_candidate(*work.batch.candidate)
             for seed in work.batch.seeds:
                 record(self.results, job, seed, status=self.status)
                 self.runs.append((config_hash(job.config), seed))
@@ -594,7 +584,7 @@ def test_estimates_follow_what_was_measured(tmp_path):
 
     def carry(wave) -> None:
         for work in wave:
-            job = job_of(*work.batch.candidate)
+            job = job_of_candidate(*work.batch.candidate)
             for seed in work.batch.seeds:
                 folder = record(tmp_path / "results", job, seed, steps=5)
                 origin = {"device": describe(torch.device("cpu")), "wall_seconds": 5000.0}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import Outcome, only_record, read, records, run, status
+from cli import Outcome, final_accuracy, only_record, read, records, run, status
 from pyarrow import parquet
 from results_command import age_by, change, results, rows
 
@@ -45,10 +45,6 @@ def of_algorithm(folder: Path, name: str, eps: float | str = 8.0) -> list[Path]:
     return [one for one, settings in found.items() if (settings["algo"]["name"], settings["eps"]) == (name, eps)]
 
 
-def final(record: Path) -> float:
-    return read(record, "summary.json")["test_accuracy"]["final"]
-
-
 def hashes(outcome: Outcome) -> set[tuple[str, str]]:
     return {(row["hash"], row["seed"]) for row in rows(outcome)}
 
@@ -68,7 +64,7 @@ def test_a_list_has_a_row_for_each_record(sweep):
         record = sweep / "runs" / row["hash"] / row["seed"]
         origin, finished = read(record, "provenance.json"), status(record) == "finished"
         assert row["status"] == status(record)
-        assert row["accuracy"] == (f"{100 * final(record):.2f}" if finished else "–")
+        assert row["accuracy"] == (f"{100 * final_accuracy(record):.2f}" if finished else "–")
         assert (row["algorithm"], row["dataset"], row["model"], row["steps"]) == (
             read(record, "summary.json")["algorithm"],
             "digits",
@@ -343,7 +339,9 @@ def test_configurations_are_compared_by_what_differs(sweep):
     head = outcome.out.splitlines()[0].split()
     groups.sort(key=lambda group: head.index(group[0].parent.name))
     assert found["finished runs (n)"] == ["2", "2"]
-    assert found["test accuracy, last (%)"] == [as_printed([100 * final(one) for one in group]) for group in groups]
+    assert found["test accuracy, last (%)"] == [
+        as_printed([100 * final_accuracy(one) for one in group]) for group in groups
+    ]
     kinds = [yaml.safe_load((group[0] / "config.yaml").read_text())["query"]["kind"] for group in groups]
     assert found["query.kind"] == kinds
     assert not {"optim.lr", "eps", "seed", "algo.name", "results_dir", "dataset.name"} & found.keys()
@@ -358,7 +356,7 @@ def test_groups_of_runs_are_compared(sweep):
     assert found["failed"] == ["1", "–"]
     assert "configurations, averaged over" not in found  # the run of the other one has failed
     assert found["eps"] == ["8, inf", "8"] or found["eps"] == ["inf, 8", "8"]
-    disk = [100 * final(one) for one in of_algorithm(sweep, "disk")]
+    disk = [100 * final_accuracy(one) for one in of_algorithm(sweep, "disk")]
     assert found["test accuracy, last (%)"][0] == as_printed(disk)
     assert "data sets" not in outcome.out
     assert "Means over" not in outcome.out

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
-from cli import SMALL, STEPS, only_record, read, read_metrics, records, run, snapshot, status
+from cli import SMALL, STEPS, hash_of, only_record, read, read_metrics, records, run, snapshot, status
 from resuming import carried_out, outcome, tiny
 from safetensors.torch import load
-from torch import nn
+from small_models import PassCounter
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.errors import UserError
@@ -77,11 +77,9 @@ def test_records_of_seeds_in_one_process_are_those_of_separate_runs(name, tmp_pa
 
 def seed_of(step):
     """The seed that a step belongs to, told by its noise."""
-    return {stream_seed(s, "noise", _hash()) % 2**64: s for s in range(3)}[step.noise_source.generator.initial_seed()]
-
-
-def _hash():
-    return config_hash(compose_jobs(SMALL, multirun=False)[0].config)
+    return {stream_seed(s, "noise", hash_of(*SMALL)) % 2**64: s for s in range(3)}[
+        step.noise_source.generator.initial_seed()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -224,20 +222,10 @@ def test_seeds_whose_passes_take_long_go_one_by_one(tmp_path, monkeypatch):
     assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1, 1]
 
 
-class Counting(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(64, 10))
-        self.register_buffer("passes", torch.zeros(()))
-
-    def forward(self, x):
-        self.passes += self.training
-        return super().forward(x)
-
-
 @dataclass
 class CountingModel(Linear):
     def build(self, data):
-        return Counting()
+        return PassCounter()
 
 
 def test_what_is_tried_out_before_a_run_leaves_no_trace_in_it(tmp_path):
@@ -362,7 +350,7 @@ def test_fuse_seeds_is_one_of_three(tmp_path, typed):
 
 
 def test_how_seeds_are_carried_out_is_no_part_of_a_run():
-    hashes = {_hash(), config_hash(compose_jobs([*SMALL, "fuse_seeds=true"], multirun=False)[0].config)}
+    hashes = {hash_of(*SMALL), config_hash(compose_jobs([*SMALL, "fuse_seeds=true"], multirun=False)[0].config)}
     assert len(hashes) == 1
 
 

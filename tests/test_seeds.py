@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gradient_checks import restricted
-from helpers import composed, equal_releases
+from helpers import composed, step_of
 from rich.console import Console
+from small_models import PassCounter, TimeFirst
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -22,11 +23,8 @@ from dpbench.gradients.summands import BySeed, Factored, Held
 from dpbench.gradients.uses import GreyPatches, Patches, Term
 from dpbench.gradients.weights import StackedWeights
 from dpbench.models.layers import WSConv2d
-from dpbench.noise import ConstantNoise
-from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.optim import Adam
 from dpbench.query import OnePoint, Point, TwoPoint
-from dpbench.step import PrivateStep
-from dpbench.threshold import FixedThreshold
 from dpbench.training import fusing
 from dpbench.training.display import Display
 from dpbench.training.lockstep import alone, together
@@ -386,16 +384,6 @@ def _resolved(path):
     return getattr(importlib.import_module(module), name)
 
 
-class Counting(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(64, 10))
-        self.register_buffer("passes", torch.zeros(()))
-
-    def forward(self, x):
-        self.passes += 1
-        return super().forward(x)
-
-
 class Scaled(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 10))
@@ -427,7 +415,7 @@ class LayerDrop(nn.Sequential):
         (Recurrent(), "LSTM takes one seed at a time"),
         (nn.Sequential(nn.Flatten(), nn.Dropout(1e-6), nn.Linear(64, 10)), "draws random numbers"),
         (LayerDrop(nn.Linear(64, 10)), "draws random numbers"),
-        (Counting(), "a pass changes the model's buffer 'passes', which each seed has its own of"),
+        (PassCounter(), "a pass changes the model's buffer 'passes', which each seed has its own of"),
     ],
 )
 def test_models_that_can_not_share_a_pass_say_why(model, reason):
@@ -524,21 +512,9 @@ def test_seeds_whose_rows_mix_where_they_are_many_go_on_one_by_one():
         found, requests = sums_of(engines, fused, x, y)
 
 
-class TimeFirst(nn.Module):
-    """Puts the samples of each time together, which of one time alone is their order."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x):
-        h = torch.tanh(self.inner(x.transpose(0, 1).flatten(0, 1)))
-        return self.head(h.view(-1, len(x), 6).sum(0))
-
-
 @pytest.mark.filterwarnings("ignore:falling back to materialised")
 def test_seeds_whose_rows_mix_in_samples_of_another_shape_go_on_one_by_one():
-    engines, fused = fused_of(TimeFirst)
+    engines, fused = fused_of(lambda: TimeFirst(6, 6))
     torch.manual_seed(9)
     x, y = torch.randn(6, 2, 6), torch.randint(3, (6,))
     assert fused.objection(x[:, :1], y) is None
@@ -566,25 +542,9 @@ def private_steps(name, query, dtype):
     """A step for each of three seeds, with noise of its own."""
     steps = []
     for seed in range(3):
-        model = built(name, seed, dtype)
-        flat = FlatParameters(model)
-        steps.append(
-            PrivateStep(
-                PerSampleGradients(model, flat, per_sample_loss),
-                query=deepcopy(query),
-                clip=AutomaticClip(),
-                threshold=FixedThreshold(),
-                noise=ConstantNoise(),
-                filter=Exponential(kappa=0.7),
-                optimizer=torch.optim.Adam(flat.parameters, lr=0.01),
-                noise_multiplier=0.5,
-                sampling_rate=0.1,
-                expected_batch=3.0,
-                ledger=equal_releases(4, 0.1, 0.5),
-                noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
-                side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-            )
-        )
+        stages = {"clip": AutomaticClip(), "filter": Exponential(kappa=0.7), "optim": Adam(lr=0.01)}
+        releases = {"noise_multiplier": 0.5, "sampling_rate": 0.1, "expected_batch": 3.0, "steps": 4}
+        steps.append(step_of(built(name, seed, dtype), query=deepcopy(query), seed=seed, **stages, **releases))
     return steps
 
 

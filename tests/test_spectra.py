@@ -5,10 +5,10 @@ import io
 import numpy as np
 import pytest
 import torch
+from filter_references import SNR, TAPS, autocorrelation, catalogued, impulse_response, normalised_snr, outputs_of, taps
 from helpers import assembled, composed
 from scipy.optimize import brentq
 from scipy.signal import lfilter
-from test_filters import TAPS, catalogued, impulse_response, run, taps
 
 from dpbench.filters import OnlineFIR
 from dpbench.spectra import frequency_response, spectrum
@@ -19,22 +19,11 @@ def white(steps, coordinates, std=1.0, seed=0):
     return std * np.random.default_rng(seed).standard_normal((steps, coordinates))
 
 
-def autocorrelation(signal, lags):
-    """φ(τ) = mean of ⟨s_t, s_{t-τ}⟩ over the T - τ pairs, for τ = 0..lags < T; s of shape (T, K)."""
-    steps = len(signal)
-    return np.array([(signal[lag:] * signal[: steps - lag]).sum() / (steps - lag) for lag in range(lags + 1)])
-
-
 def signal_to_noise(signal, noise, b=(1.0,), a=()):
     """Power of the signal over that of the noise, each of shape (T, K), behind a filter with taps b and a."""
     wanted, unwanted = spectrum(signal), spectrum(noise)
     gain = np.abs(frequency_response(b, a, wanted.frequencies)) ** 2
     return (gain * wanted.power).sum() / (gain * unwanted.power).sum()
-
-
-def normalised_snr(kappa, c):
-    """Σ_{t<T} Σ_{τ≤t} c_τ κ_τ over Σ_{t<T} Σ_{τ≤t} κ_τ², by which a filter improves the bound (DOPPLER, eq. 4)."""
-    return np.cumsum(np.multiply(c, kappa)).sum() / np.cumsum(np.square(kappa)).sum()
 
 
 def test_spectrum_of_a_sine_is_two_lines():
@@ -119,7 +108,7 @@ def test_the_resonant_filter_peaks_and_two_of_the_filters_differ_in_phase_alone(
 def test_the_spectrum_behind_a_filter_is_that_before_it_times_its_power(name):
     """P_m = |H|² P_g, of a signal of period 50 once the filter has forgotten its start."""
     period = white(50, 4)
-    filtered = run(catalogued(name), torch.from_numpy(np.tile(period, (12, 1))))[-50:]
+    filtered = outputs_of(catalogued(name), torch.from_numpy(np.tile(period, (12, 1))))[-50:]
     before, behind = spectrum(period), spectrum(filtered)
     power = np.abs(frequency_response(*taps(name), before.frequencies)) ** 2
     np.testing.assert_allclose(behind.power, power * before.power, rtol=1e-6, atol=1e-9)
@@ -133,22 +122,6 @@ def test_a_filter_raises_the_ratio_of_signal_to_noise_by_what_it_lets_through():
     b, a = taps("momentum")
     passed = abs(frequency_response(b, a, [0.01])[0]) ** 2
     assert signal_to_noise(signal, noise, b, a) == pytest.approx(0.5 * passed / (1 / 19), rel=0.05)
-
-
-# doppler.md 3.3: SNR in the limit for c = 1/2, 0.5 * 0.95^τ, 0.5 * 0.99^τ, and for c = 1/2 at T = 1000.
-SNR = {
-    "sgd": (0.5, 0.5, 0.5, 0.5),
-    "momentum": (9.5, 6.55172, 8.71560, 9.45481),
-    "first_v1": (5.5, 4.37755, 5.23684, 5.48759),
-    "first_v2": (3.92857, 3.28717, 3.77820, 3.91778),
-    "second": (5.08772, 3.95221, 4.83882, 5.08739),
-    "f1": (9.87013, 6.72190, 9.03253, 9.82480),
-    "f2": (9.87013, 6.55172, 8.98725, 9.82497),
-    "f3": (5.0, 4.06250, 4.78365, 4.98997),
-    "f4": (2.5, 2.26744, 2.45074, 2.49812),
-    "f5": (10.25641, 6.72414, 9.31569, 10.21119),
-    "f6": (3.0, 2.56018, 2.92160, 3.01410),
-}
 
 
 @pytest.mark.parametrize("name", SNR)

@@ -3,22 +3,16 @@ import math
 
 import pytest
 import torch
+from helpers import step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
 from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, PSAClip, ThresholdClip
-from dpbench.filters import Identity
-from dpbench.gradients import FlatParameters, PerSampleGradients
-from dpbench.noise import ConstantNoise
-from dpbench.optim import SGD
 from dpbench.privacy import BudgetError, Ledger, Plan, Release
-from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.query import OnePoint, Point, TwoPoint
-from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold, PercentileThreshold
-from dpbench.training.losses import per_sample_loss
 
 CLIPS = [
     ThresholdClip(),
@@ -33,24 +27,10 @@ CLIPS = [
 ]
 
 
-def private_step(model, clip, *, multiplier=0.0, norm=1.0, query=None, steps=1000, seed=0, batch=10.0):
-    flat = FlatParameters(model)
-    ledger = Ledger(Plan.of([Release(0.1, multiplier)] * steps), eps=1.0, delta=1e-5, accountant="rdp")
-    return PrivateStep(
-        PerSampleGradients(model, flat, per_sample_loss, per_layer=clip.scope == "per_layer"),
-        query=query or OnePoint(),
-        clip=clip,
-        threshold=FixedThreshold(norm),
-        noise=ConstantNoise(),
-        filter=Identity(),
-        optimizer=SGD(lr=0.1).build(flat.parameters),
-        noise_multiplier=multiplier,
-        sampling_rate=0.1,
-        expected_batch=batch,
-        ledger=ledger,
-        noise_source=SeededGaussian(torch.Generator().manual_seed(seed)),
-        side_source=SeededGaussian(torch.Generator().manual_seed(12345)),
-    )
+def clipping_step(model, clip, *, norm=1.0, expected_batch=10.0, seed=0, **settings):
+    """A step with this clip on batches that are sampled at a rate of 0.1."""
+    settings = {"threshold": FixedThreshold(norm), "sampling_rate": 0.1, "expected_batch": expected_batch, **settings}
+    return step_of(model, clip=clip, seed=seed, **settings)
 
 
 def small_model(seed=0):
@@ -69,7 +49,7 @@ sample = st.tuples(st.lists(value, min_size=3, max_size=3), st.integers(0, 2))
 def change_by_last_sample(clip, samples, norm, query):
     """Norm, in float64, of what the last sample adds to the un-noised sum."""
     model = small_model()
-    step = private_step(model, clip, norm=norm, query=query)
+    step = clipping_step(model, clip, norm=norm, query=query)
     inputs = torch.tensor([x for x, _ in samples])
     labels = torch.tensor([y for _, y in samples])
     with torch.no_grad():
@@ -141,7 +121,7 @@ def released_noise(step, steps):
 )
 def test_noise_of_the_released_sum_has_the_declared_std(clip, norm, want):
     model = nn.Sequential(nn.Linear(50, 40, bias=False))
-    step = private_step(model, clip, multiplier=2.0, norm=norm, steps=20)
+    step = clipping_step(model, clip, noise_multiplier=2.0, norm=norm, steps=20)
     with torch.no_grad():
         step.gradients.flat.vector.zero_()
     noise = released_noise(step, 20)
@@ -154,7 +134,7 @@ def test_noise_of_the_released_sum_has_the_declared_std(clip, norm, want):
 
 
 def test_noise_is_independent_between_steps_and_coordinates():
-    step = private_step(nn.Sequential(nn.Linear(50, 40, bias=False)), ThresholdClip(), multiplier=1.0, steps=30)
+    step = clipping_step(nn.Sequential(nn.Linear(50, 40, bias=False)), ThresholdClip(), noise_multiplier=1.0, steps=30)
     with torch.no_grad():
         step.gradients.flat.vector.zero_()
     noise = released_noise(step, 30)
@@ -166,7 +146,8 @@ def test_noise_is_independent_between_steps_and_coordinates():
 
 def test_every_step_draws_new_noise_and_every_seed_other_noise():
     draws = [
-        released_noise(private_step(small_model(), ThresholdClip(), multiplier=1.0, seed=seed), 3) for seed in (0, 0, 1)
+        released_noise(clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0, seed=seed), 3)
+        for seed in (0, 0, 1)
     ]
     assert torch.equal(draws[0], draws[1])
     assert not torch.isclose(draws[0], draws[2]).any()
@@ -174,7 +155,7 @@ def test_every_step_draws_new_noise_and_every_seed_other_noise():
 
 
 def test_empty_batch_is_a_step_of_noise_that_the_ledger_counts():
-    step = private_step(small_model(), ThresholdClip(), multiplier=1.0)
+    step = clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0)
     before = step.gradients.flat.vector.clone()
     losses = step([])
     assert losses.shape == (0,)
@@ -185,7 +166,7 @@ def test_empty_batch_is_a_step_of_noise_that_the_ledger_counts():
 
 def test_sum_is_divided_by_the_expected_batch_size_not_the_drawn_one():
     model = small_model()
-    step = private_step(model, ThresholdClip(), batch=64.0)
+    step = clipping_step(model, ThresholdClip(), expected_batch=64.0)
     inputs, labels = torch.randn(5, 3), torch.randint(3, (5,))
     total, *_ = step.request([(inputs, labels)], 1.0).alone()
     before = step.gradients.flat.vector.clone()
@@ -197,7 +178,7 @@ def test_micro_batches_change_nothing_but_rounding():
     inputs, labels = torch.randn(9, 3), torch.randint(3, (9,))
     ends = []
     for micro in (9, 4, 1):
-        step = private_step(small_model(), AutomaticClip(), multiplier=0.5, query=TwoPoint())
+        step = clipping_step(small_model(), AutomaticClip(), noise_multiplier=0.5, query=TwoPoint())
         for _ in range(4):
             losses = step(zip(inputs.split(micro), labels.split(micro), strict=True))
             assert losses.shape == (9,)
@@ -207,7 +188,7 @@ def test_micro_batches_change_nothing_but_rounding():
 
 
 def test_a_release_is_in_the_ledger_before_noise_is_drawn_or_a_threshold_moves():
-    step = private_step(small_model(), ThresholdClip(), multiplier=1.0)
+    step = clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0)
     step.threshold = PercentileThreshold()
     plan = Plan.of([Release(0.1, 1.0, step.threshold.beside)])
     step.ledger = Ledger(plan, eps=1.0, delta=1e-5, accountant="rdp")
@@ -223,7 +204,7 @@ def test_a_release_is_in_the_ledger_before_noise_is_drawn_or_a_threshold_moves()
 
 
 def test_release_beyond_the_plan_is_refused_before_any_parameter_moves():
-    step = private_step(small_model(), ThresholdClip(), multiplier=1.0, steps=2)
+    step = clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0, steps=2)
     step([])
     step([])
     before = step.gradients.flat.vector.clone()
@@ -239,12 +220,12 @@ def test_step_resumed_from_its_state_is_the_uninterrupted_one():
         for _ in range(steps):
             step([(inputs, labels)])
 
-    whole = private_step(small_model(), ThresholdClip(), multiplier=1.0, query=TwoPoint())
+    whole = clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0, query=TwoPoint())
     run(whole, 6)
-    first = private_step(small_model(), ThresholdClip(), multiplier=1.0, query=TwoPoint())
+    first = clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0, query=TwoPoint())
     run(first, 3)
     state = copy.deepcopy(first.state_dict())
-    second = private_step(small_model(7), ThresholdClip(), multiplier=1.0, query=TwoPoint())
+    second = clipping_step(small_model(7), ThresholdClip(), noise_multiplier=1.0, query=TwoPoint())
     with torch.no_grad():
         second.gradients.flat.vector.copy_(first.gradients.flat.vector)
     second.load_state_dict(state)
@@ -255,7 +236,9 @@ def test_step_resumed_from_its_state_is_the_uninterrupted_one():
 
 def test_a_copy_of_a_step_goes_on_as_the_step_would_and_leaves_it_alone():
     batch = [(torch.randn(6, 3), torch.randint(3, (6,)))]
-    step, whole = (private_step(small_model(), ThresholdClip(), multiplier=1.0, query=TwoPoint()) for _ in range(2))
+    step, whole = (
+        clipping_step(small_model(), ThresholdClip(), noise_multiplier=1.0, query=TwoPoint()) for _ in range(2)
+    )
     for _ in range(2):
         step(batch)
     before = step.gradients.flat.vector.clone()
@@ -273,7 +256,7 @@ def test_a_copy_of_a_step_goes_on_as_the_step_would_and_leaves_it_alone():
 @pytest.mark.filterwarnings("ignore:falling back to materialised")
 @pytest.mark.parametrize("way", ["by_vmap", "one_by_one"])
 def test_a_copy_of_gradients_without_books_is_of_the_copied_model(way):
-    engine = private_step(small_model(), ThresholdClip()).gradients
+    engine = clipping_step(small_model(), ThresholdClip()).gradients
     batch = torch.randn(6, 3), torch.randint(3, (6,))
 
     def total(gradients):

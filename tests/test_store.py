@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import ROOT, read
+from cli import ROOT, environment, read
+from made_up_locks import held_elsewhere
 from many_records import make
 from results_command import age_by, change, results, rows
 
@@ -22,16 +23,13 @@ from dpbench.config.recorded import recorded_hash
 from dpbench.files import jsonable
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
-from dpbench.tracking.lock import COUNTER, lock_of
+from dpbench.tracking.lock import lock_of
 from dpbench.tracking.reading import Recorded, read_settings
 from dpbench.tracking.record import RunRecord
 from dpbench.tracking.shapes import SCORES
 from dpbench.tracking.status import Status
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPBENCH_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def statuses(folder: Path) -> list[str]:
@@ -196,12 +194,6 @@ def test_new_and_removed_records_are_noticed(store, record):
     shutil.rmtree(other.parent)
     shutil.rmtree(record)
     assert [(row["hash"], row["seed"]) for row in rows(results(store, "list"))] == [(record.parent.name, "7")]
-
-
-def held_elsewhere(path: Path) -> None:
-    """A lock of a process on another machine."""
-    who = {"host": "far", "pid": 7, "machine": "another", "started": "1", "attempt": 1, "token": "a" * 32}
-    path.write_text(json.dumps(who) + "\n" + COUNTER.format(0))
 
 
 def test_what_a_killed_run_spent_is_what_its_ledger_says(store, record):
@@ -435,9 +427,8 @@ def test_lists_while_processes_write_show_whole_records_alone(tmp_path):
     """Each writer begins, finishes, fails and replaces twenty records, again and again."""
     folder = tmp_path / "results"
     folder.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(name)], env=environment) for name in range(3)
+        subprocess.Popen([sys.executable, "-c", WRITER, str(folder), str(name)], env=environment()) for name in range(3)
     ]
     shown = 0
     while any(writer.poll() is None for writer in writers):

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-from cli import ROOT, SMALL, read, records, run, status
+from cli import SMALL, environment, read, records, run, status
 from joblib.externals.loky import get_reusable_executor
+from made_up_locks import held_by_the_dead, held_elsewhere
 from omegaconf import OmegaConf
 from resuming import resumed_at
 from rich.console import Console
-from test_lock import held_by_the_dead, held_elsewhere
 
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.launch import launcher, rounds
@@ -499,8 +499,7 @@ class Commands:
         (conf / "filter" / "told.yaml").write_text(text)
         self.conf = conf
         self.environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(conf), str(ROOT)]),
+            **environment(conf),
             "TOLD": str(self.log),
         }
 

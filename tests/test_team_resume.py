@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from cli import SMALL, raise_after, read, status
+from cli import environment, raise_after, read, status
 from resuming import (
+    LONGER,
+    SLOWLY,
     STEPS,
     DropoutMLP,
     FallingBackMLP,
     carried_out,
     checkpoints,
+    flip,
     kill_at,
     noted,
     outcome,
@@ -30,7 +33,6 @@ from resuming import (
     tiny,
 )
 from team_resuming import Prepare, trained_together
-from test_distributed import environment
 
 from dpbench.config import RunConfig
 from dpbench.config.schema import CheckpointTimes
@@ -46,7 +48,7 @@ EVERY = CheckpointTimes(every_steps=2)
 NONE = CheckpointTimes(every_seconds=None)
 
 
-def full() -> RunConfig:
+def full_in_parts() -> RunConfig:
     """Each process has augmentation, dropout and moments of its own; thresholds and averages they share."""
     drawn = ("augmentation=crop_flip", "augmentation.copies=1")
     in_parts = ("filter=lp3", "optim=sgd", "optim.momentum=0.9", "shard_states=true")
@@ -55,7 +57,7 @@ def full() -> RunConfig:
 
 @pytest.fixture(scope="module")
 def of_full(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return undisturbed(full(), tmp_path_factory.mktemp("full"))
+    return undisturbed(full_in_parts(), tmp_path_factory.mktemp("full"))
 
 
 def undisturbed(config: RunConfig, results: Path) -> dict[str, Any]:
@@ -87,15 +89,15 @@ def halted(config: RunConfig, results: Path, at: int, every: CheckpointTimes = E
 
 def test_all_processes_end_after_the_same_step_and_go_on_from_there(of_full, tmp_path):
     """Told by a signal that reaches process 1 alone; then both."""
-    came = trained_together(full(), tmp_path, signals(3, 1), checkpoint=NONE)
+    came = trained_together(full_in_parts(), tmp_path, signals(3, 1), checkpoint=NONE)
     assert came.codes == [143, 0]
     assert read(came.folder, "status.json") == {"status": "interrupted", "reason": "by SIGTERM"}
     assert checkpoints(came.folder) == ["checkpoint-00000004.pt"]
-    came = trained_together(full(), tmp_path, signals(6, 0, 1, which=signal.SIGINT), checkpoint=NONE)
+    came = trained_together(full_in_parts(), tmp_path, signals(6, 0, 1, which=signal.SIGINT), checkpoint=NONE)
     assert came.codes == [130, 0]
     assert read(came.folder, "status.json") == {"status": "interrupted", "reason": "by the user"}
     assert checkpoints(came.folder) == ["checkpoint-00000004.pt", "checkpoint-00000007.pt"]
-    came = trained_together(full(), tmp_path)
+    came = trained_together(full_in_parts(), tmp_path)
     assert resumed_at(came.folder) == [4, 7]
     assert f"goes on after step 7 of {STEPS}" in came.said
     assert checkpoints(came.folder) == []
@@ -124,13 +126,13 @@ def without(part: str) -> Prepare:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["streams of the model", "stream of augmentation"])
 def test_a_process_that_forgets_what_is_its_own_makes_another_run(part, of_full, tmp_path):
-    folder = halted(full(), tmp_path, 7)
-    trained_together(full(), tmp_path, without(part))
+    folder = halted(full_in_parts(), tmp_path, 7)
+    trained_together(full_in_parts(), tmp_path, without(part))
     assert resumed_at(folder) == [6]
     assert outcome(folder) != of_full
 
 
-def of_other_code(folder: Path) -> None:
+def of_other_code_in_process_1(folder: Path) -> None:
     """What process 1 has of its own in the last checkpoint does not fit; the file is whole."""
     there = Checkpoints(folder)
     content = there.read(6, CPU)
@@ -142,24 +144,21 @@ def of_other_code(folder: Path) -> None:
 
 
 def damaged(folder: Path) -> None:
-    path = folder / "checkpoint-00000006.pt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip(folder / "checkpoint-00000006.pt")
 
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (of_other_code, "does not fit this code, step: .* (process 1 of 2); set aside as"),
+        (of_other_code_in_process_1, "does not fit this code, step: .* (process 1 of 2); set aside as"),
         pytest.param(damaged, "is damaged: its checksum differs; set aside as", marks=pytest.mark.slow),
     ],
 )
 def test_where_one_process_cant_go_on_all_go_on_from_the_checkpoint_before(spoil, why, of_full, tmp_path):
-    folder = halted(full(), tmp_path, 7)
+    folder = halted(full_in_parts(), tmp_path, 7)
     assert checkpoints(folder) == ["checkpoint-00000004.pt", "checkpoint-00000006.pt"]
     spoil(folder)
-    came = trained_together(full(), tmp_path)
+    came = trained_together(full_in_parts(), tmp_path)
     assert why.partition(" .* ")[0] in came.said
     assert why.rpartition(" .* ")[2] in came.said
     assert came.said.count("set aside") == 1
@@ -234,7 +233,7 @@ def test_each_process_goes_on_by_the_way_that_it_took(tmp_path):
     assert outcome(folder) == want
 
 
-def little_memory(at: int) -> Prepare:
+def memory_runs_out(at: int) -> Prepare:
     """Memory runs out in process 1, in the step after so many."""
     return lambda patch, rank: run_out_of_memory(patch, at) if rank == 1 else None
 
@@ -245,12 +244,12 @@ def both(*prepares: Prepare) -> Prepare:
 
 def test_the_step_in_which_memory_ran_out_in_one_process_has_a_checkpoint_to_go_on_from(tmp_path):
     config = replace(tiny(), model=DropoutMLP())
-    came = trained_together(config, tmp_path / "whole", little_memory(4))
+    came = trained_together(config, tmp_path / "whole", memory_runs_out(4))
     want = outcome(came.folder)
     origin = read(came.folder, "provenance.json")
     first, second = (rank["at_once"] for rank in origin["ranks"])
     assert second < 100 < first == origin["micro_batch"]
-    came = trained_together(config, tmp_path, both(little_memory(4), stop(7, rank=0)), checkpoint=NONE)
+    came = trained_together(config, tmp_path, both(memory_runs_out(4), stop(7, rank=0)), checkpoint=NONE)
     assert checkpoints(came.folder) == ["checkpoint-00000005.pt"]
     assert [noted(came.folder)["at_once"], noted(came.folder)["others"][0]["at_once"]] == [first, second]
     (kept,) = came.folder.glob("*.pt")
@@ -366,7 +365,7 @@ def test_a_run_survives_kills_of_its_processes(name, tmp_path):
 
 @pytest.mark.slow
 def test_three_processes_go_on_too(tmp_path):
-    config = full()
+    config = full_in_parts()
     came = trained_together(config, tmp_path / "whole", size=3)
     want = outcome(came.folder)
     came = trained_together(config, tmp_path, signals(4, 2), size=3, checkpoint=NONE)
@@ -395,17 +394,7 @@ def test_a_run_that_diverges_in_several_processes_notes_how_it_was_computed_and_
     assert len(noted(came.folder)["others"]) == 1
 
 
-# Under torchrun: twenty steps of 0.2 seconds at least.
-SLOWLY = """
-import sys, time
-from dpbench.run import main
-from dpbench.step import PrivateStep
-take = PrivateStep.take
-PrivateStep.take = lambda self, batch: (time.sleep(0.2), take(self, batch))[1]
-sys.exit(main())
-"""
-LONGER = (*SMALL, "algo=disk", "shard_states=true", "epochs=0.87", "evaluation.every_steps=7", "keep_model=true")
-LONGER = (*LONGER, "checkpoint.every_steps=3")
+IN_PARTS = (*LONGER, "shard_states=true", "checkpoint.every_steps=3")
 
 
 def begun(folder: Path) -> subprocess.Popen[str]:
@@ -413,7 +402,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
     (folder / "slowly.py").write_text(SLOWLY)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.Popen(
-        [*launcher, str(folder / "slowly.py"), f"results_dir={folder}", *LONGER],
+        [*launcher, str(folder / "slowly.py"), f"results_dir={folder}", *IN_PARTS],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cli import run
+from cli import PLAIN, run
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
 
@@ -431,14 +431,7 @@ PAIRS = [
 MIXED = [("sst2", "roberta_base"), ("e2e", "gpt2")]
 
 
-@pytest.fixture
-def _double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.usefixtures("_double")
+@pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize(
     ("pair", "algorithm"),
     [
@@ -638,8 +631,6 @@ def test_scores_of_the_same_and_of_nothing():
 
 
 # Runs
-
-PLAIN = ("device=cpu", "tracker=disabled", "privacy.accountant=rdp")
 
 
 def words_of(names):

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from adp_schedules import prepared, rates, scales
+from draws import normal
 from helpers import composed
-from test_adp import prepared, rates, scales
-from test_disk import normal
 from toy_problems import point_step
 
 from dpbench.noise import ConstantNoise, GrowingNoise, StepSizeNoise
@@ -198,7 +198,7 @@ def descent_of(noise, schedule, *, times=1.0):
     alpha = np.array([noise.scale(t) for t in range(steps)])
     theorem = AdpTheorem(tuple(alpha), 100_000, 4, 1e-5)
     multiplier = times * theorem.noise_multiplier(eps)
-    step = point_step(FixedThreshold(norm), start=[1.0] * d, multiplier=multiplier, batch=4, seed=3)
+    step = point_step(FixedThreshold(norm), start=[1.0] * d, noise_multiplier=multiplier, expected_batch=4, seed=3)
     step.noise, step.ledger.record = noise, lambda release: None  # of another plan
     squares, gap = [], lambda: float((step.gradients.flat.vector - centre).square().sum()) / 2
     first = gap()

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from test_disk import normal
+from draws import normal
 from toy_problems import point_step
 
 from dpbench.clip import NormalisedClip, ThresholdClip
@@ -47,7 +47,7 @@ def test_the_error_of_a_released_gradient_is_noise_and_what_was_clipped(clip):
         def release(self, source, error_weight):
             seen.append(error_weight)
 
-    step = point_step(Watched(norm), start=(5.0, *[0.0] * (d - 1)), multiplier=multiplier, batch=batch)
+    step = point_step(Watched(norm), start=(5.0, *[0.0] * (d - 1)), noise_multiplier=multiplier, expected_batch=batch)
     step.clip, unit = clip, norm if isinstance(clip, NormalisedClip) else 1.0
     step.recorder = GradientRecorder(torch.arange(d))
     sample = torch.zeros(1, d, dtype=torch.float64)
@@ -78,7 +78,9 @@ def sides_of_descent(make, times=1.0):
     centre = samples.mean(0)
     sides = []
     for seed in range(12):
-        step = point_step(make(), start=[1.0] * d, multiplier=multiplier, lr=lr, batch=count, seed=2 * seed)
+        step = point_step(
+            make(), start=[1.0] * d, noise_multiplier=multiplier, lr=lr, expected_batch=count, seed=2 * seed
+        )
         step.noise_source = Scaled(step.noise_source, times)
         first = step.gradients.flat.vector.clone()
         left = noise = clipped = bias = 0.0

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from test_disk import disk, gradient, linear, logistic, normal
-from toy_problems import generator, gradients_along, quadratic
+from draws import generator, normal
+from toy_problems import disk_step, gradient, gradients_along, linear, logistic, quadratic
 
 from dpbench.computed.regression import descend
 from dpbench.filters import Exponential
@@ -21,7 +21,7 @@ from dpbench.query import TwoPoint
 def mean_error_after(gamma, kappa=0.6):
     """Mean of ∇F(x_t) - m_t over every batch of one sample that step t may draw, and (1 - κ) times that of step t-1."""
     inputs, targets = normal(6, 3, seed=1), normal(6, 2, seed=2)
-    step = disk(linear(normal(2, 3, seed=3)), logistic, kappa, gamma, batch_size=1)
+    step = disk_step(linear(normal(2, 3, seed=3)), logistic, kappa, gamma, expected_batch=1)
 
     def taken(step, sample):
         """Iterate at which the step is taken, and the filtered gradient."""

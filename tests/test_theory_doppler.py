@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from draws import generator
+from filter_references import SNR, autocorrelation, impulse_response, normalised_snr, taps
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
-from test_filters import impulse_response, taps
-from test_spectra import SNR, autocorrelation, normalised_snr
-from toy_problems import generator, gradients_along, quadratic
+from toy_problems import gradients_along, quadratic
 
 from dpbench.computed.regression import descend
 from dpbench.filters import Identity, RecursiveLowPass

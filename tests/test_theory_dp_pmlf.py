@@ -9,8 +9,8 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from test_disk import normal
-from test_filters import catalogued, weights
+from draws import normal
+from filter_references import catalogued, weights
 from torch import nn
 from toy_problems import point_step
 
@@ -24,7 +24,7 @@ def test_the_bias_of_clipping_a_momentum_keeps_within_its_bound(length, decay, f
     samples = normal(200, 3, seed=4)
     deviation = float((samples - samples.mean(0)).square().sum(1).mean().sqrt())
     step = point_step(
-        FixedThreshold(0.5), start=(2.0, -1.0, 0.5), query=LastIterates(length, decay), lr=0.02, batch=200
+        FixedThreshold(0.5), start=(2.0, -1.0, 0.5), query=LastIterates(length, decay), lr=0.02, expected_batch=200
     )
     for _ in range(30):
         x = step.gradients.flat.vector.clone()
@@ -70,7 +70,13 @@ def errors_of_momentum(length, decay, *, spread, times=1.0):
     along = omega / omega.norm(dim=1, keepdim=True)
     query, problem = LastIterates(length, decay), (Waves(d), lambda outputs, _: outputs.squeeze(1))
     step = point_step(
-        FixedThreshold(norm), query=query, multiplier=multiplier, lr=lr, batch=batch, seed=2, problem=problem
+        FixedThreshold(norm),
+        query=query,
+        noise_multiplier=multiplier,
+        lr=lr,
+        expected_batch=batch,
+        seed=2,
+        problem=problem,
     )
     found = []
     for t in range(40):

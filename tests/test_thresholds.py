@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accounting_references import equal_plan
 from helpers import assembled, composed
 from scipy import optimize, stats
-from test_accounting import equal
 
 from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
@@ -57,7 +57,7 @@ def test_without_noise_in_the_histogram_nothing_is_left_for_the_gradient():
 
 def test_a_histogram_that_spends_more_alone_than_there_is_is_refused():
     """T2: σ = 1.1, σ_H = 1."""
-    eps = epsilon(equal(0.01, 1.1, 100), 1e-5, "rdp", eps_scale=1.0)
+    eps = epsilon(equal_plan(0.01, 1.1, 100), 1e-5, "rdp", eps_scale=1.0)
     beside = (Part("histogram of norms", 1.0),)
     with pytest.raises(UserError, match="the histogram of norms at noise multiplier 1, released beside the gradient"):
         calibrate(Plan.of([Release(0.01, 1.0, beside)] * 100), eps, 1e-5, "rdp")
@@ -75,7 +75,7 @@ def test_eps_is_that_of_the_total_whatever_the_noise_of_the_histogram(samples, s
     plan = Plan.of([Release(256 / samples, gradient, (Part("histogram of norms", side),))] * steps)
     found = epsilon(plan, 1 / samples, "rdp", eps_scale=eps)
     assert found == pytest.approx(eps, rel=0.01)
-    plain = epsilon(equal(256 / samples, total, steps), 1 / samples, "rdp", eps_scale=eps)
+    plain = epsilon(equal_plan(256 / samples, total, steps), 1 / samples, "rdp", eps_scale=eps)
     assert found == pytest.approx(plain, rel=1e-9)
 
 

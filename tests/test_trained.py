@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli import ROOT, records, run
+from cli import ROOT, final_accuracy, records, run
 
 from dpbench.errors import UserError
 from dpbench.trained import load_trained
@@ -21,10 +21,6 @@ def trained_by(folder: Path, *typed: str) -> Path:
     assert (outcome.code, outcome.err) == (0, "")
     (record,) = records(folder)
     return record
-
-
-def recorded(record: Path) -> float:
-    return json.loads((record / "summary.json").read_text())["test_accuracy"]["final"]
 
 
 def share(logits: torch.Tensor, labels: torch.Tensor) -> float:
@@ -44,7 +40,7 @@ def test_images_are_classified_as_the_record_says(tmp_path, data_root, typed):
     root = data_root("mnist") if typed[-1:] == ("dataset=mnist",) else tmp_path
     record = trained_by(tmp_path / "results", "epochs=0.5", f"data.root={root}", *typed)
     test = load_trained(record).dataset.load(root, download=False).test
-    assert share(as_documented(record, test.images), test.labels) == pytest.approx(recorded(record), abs=1e-3)
+    assert share(as_documented(record, test.images), test.labels) == pytest.approx(final_accuracy(record), abs=1e-3)
 
 
 def test_images_are_taken_as_they_are_stored_and_in_no_other_scale(tmp_path):
@@ -90,7 +86,7 @@ def test_texts_are_classified_as_the_record_says(texts):
     lines = [json.loads(line) for line in (texts / "data/mine/test.jsonl").read_text().splitlines()]
     logits = as_documented(record, [(line["text"], line["text_pair"]) for line in lines])
     labels = torch.tensor([line["label"] for line in lines])
-    assert share(logits, labels) == pytest.approx(recorded(record), abs=1e-9)
+    assert share(logits, labels) == pytest.approx(final_accuracy(record), abs=1e-9)
     # One text without a pair, too, with no column for what is not there.
     assert as_documented(record, ["word"]).shape == (1, 2)
     trained = load_trained(record)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import assembled, composed
+from helpers import assembled, composed, trained
 
 from dpbench.clip import ThresholdClip
-from dpbench.config import compose_jobs, config_hash
-from dpbench.data import Splits
+from dpbench.config import config_hash
 from dpbench.devices import choose_device
 from dpbench.errors import UserError
 from dpbench.optim import SGD
@@ -21,33 +20,13 @@ from dpbench.step import Seen
 from dpbench.training.assemble import assemble
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.evaluation import evaluate
-from dpbench.training.lockstep import alone
-from dpbench.training.loop import Progress, train
+from dpbench.training.loop import Progress
 from dpbench.training.micro_batch import measured_fit
-
-
-def config_of(*overrides):
-    return compose_jobs(list(overrides), multirun=False)[0].config
-
-
-def trained(*overrides, root=Path("nowhere")):
-    """Metrics of all evaluations, and the final parameters, of a run on the CPU."""
-    config = config_of(*overrides)
-    device = torch.device("cpu")
-    multiplier = budget(config).noise_multiplier
-    ledger = open_ledger(config, multiplier)
-    parts = assemble(config, device, multiplier, ledger)
-    metrics, steps = [], []
-    splits: Splits = config.dataset.load(root, download=False)
-    alone(train(config, parts, splits, ledger, on_step=steps.append, on_evaluation=metrics.append))
-    assert steps == list(range(1, config.steps + 1))
-    assert ledger.complete()
-    return metrics, parts.step.gradients.flat.vector
 
 
 @pytest.mark.parametrize("algo", ["dpsgd", "dpadam", "doppler", "disk"])
 def test_digits_are_learned_within_the_budget(algo):
-    metrics, _ = trained(f"algo={algo}", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=10")
+    metrics = trained(f"algo={algo}", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=10").metrics
     assert metrics[-1].test_accuracy > 0.88
     assert metrics[-1].test_accuracy > metrics[0].test_accuracy - 0.03
     assert 7.9 < metrics[-1].eps <= 8
@@ -63,26 +42,28 @@ def test_digits_are_learned_within_the_budget(algo):
     ],
 )
 def test_variants_of_the_engine_learn_digits(overrides):
-    metrics, _ = trained("algo=disk", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=null", *overrides)
+    metrics = trained(
+        "algo=disk", "eps=8", "privacy.accountant=rdp", "evaluation.every_epochs=null", *overrides
+    ).metrics
     assert metrics[-1].test_accuracy > (0.4 if "epochs=3" in overrides else 0.75)
 
 
 def test_mixtures_with_large_weights_are_no_wrong_gradients_in_half_precision():
     """c = 90: what bfloat16 rounds is in proportion to the two gradients, not to their small difference."""
     weights = ("algo.kappa=0.1", "algo.gamma=0.1", "precision=bfloat16")
-    metrics, _ = trained("algo=disk", *weights, "eps=8", "privacy.accountant=rdp", "epochs=12")
+    metrics = trained("algo=disk", *weights, "eps=8", "privacy.accountant=rdp", "epochs=12").metrics
     assert math.isfinite(metrics[-1].test_loss)
 
 
 def test_memory_layout_changes_a_run_by_no_more_than_rounding():
     settings = ["model=wrn_16_4", "model.width=1", "model.depth=10", "batch_size=64", "epochs=0.1"]
-    _, plain = trained(*settings)
-    _, last = trained(*settings, "channels_last=true")
+    plain = trained(*settings).vector
+    last = trained(*settings, "channels_last=true").vector
     torch.testing.assert_close(plain, last, rtol=0, atol=1e-4)
 
 
 def test_real_images_are_learned_under_privacy(data_root):
-    metrics, _ = trained(
+    metrics = trained(
         "dataset=mnist",
         "algo=disk",
         "eps=8",
@@ -90,20 +71,20 @@ def test_real_images_are_learned_under_privacy(data_root):
         "batch_size=250",
         "epochs=0.3",
         root=data_root("mnist"),
-    )
+    ).metrics
     assert metrics[-1].test_accuracy > 0.75
     assert metrics[-1].eps <= 8
 
 
 def test_less_budget_means_more_noise_and_infinity_none():
-    multipliers = [budget(config_of(f"eps={eps}", "privacy.accountant=rdp")).noise_multiplier for eps in (1, 8, "inf")]
+    multipliers = [budget(composed(f"eps={eps}", "privacy.accountant=rdp")).noise_multiplier for eps in (1, 8, "inf")]
     assert multipliers[0] > multipliers[1] > multipliers[2] == 0
 
 
 @pytest.mark.usefixtures("shared_streams")
 def test_a_run_without_noise_spends_infinity_and_differs_by_clipping():
-    metrics, clipped = trained("eps=inf", "epochs=2")
-    _, free = trained("eps=inf", "clip=none", "epochs=2")
+    metrics, clipped, _ = trained("eps=inf", "epochs=2")
+    free = trained("eps=inf", "clip=none", "epochs=2").vector
     assert metrics[-1].eps == math.inf
     assert not torch.equal(clipped, free)
 
@@ -113,7 +94,7 @@ SHORT = ("epochs=2", "eps=4", "privacy.accountant=rdp")
 
 @cache
 def of_dpsgd():
-    return trained(*SHORT, "micro_batch=1000")[1]
+    return trained(*SHORT, "micro_batch=1000").vector
 
 
 @pytest.mark.parametrize(
@@ -140,7 +121,7 @@ def of_dpsgd():
 @pytest.mark.usefixtures("shared_streams")
 def test_special_cases_are_dpsgd_bit_for_bit(overrides, same):
     options = (*SHORT, *(() if any("micro_batch" in o for o in overrides) else ("micro_batch=1000",)))
-    _, other = trained(*options, *overrides)
+    other = trained(*options, *overrides).vector
     assert torch.equal(of_dpsgd(), other) is same
 
 
@@ -148,7 +129,7 @@ def test_runs_of_one_seed_share_neither_noise_nor_samples():
     device = torch.device("cpu")
     noise, samples = [], []
     for eps in (1, 8):
-        config = config_of(f"eps={eps}")
+        config = composed(f"eps={eps}")
         parts = assemble(config, device, 1.0, open_ledger(config, 1.0))
         noise.append(torch.randn(1000, generator=parts.step.noise_source.generator))
         samples.append(torch.rand(1000, generator=generator(0, "sampling", device, config_hash(config))))
@@ -157,24 +138,26 @@ def test_runs_of_one_seed_share_neither_noise_nor_samples():
 
 
 def test_doppler_without_a_filter_is_the_run_of_dpsgd():
-    assert config_hash(config_of("algo=doppler", "filter=none")) == config_hash(config_of("algo=dpsgd"))
+    assert config_hash(composed("algo=doppler", "filter=none")) == config_hash(composed("algo=dpsgd"))
 
 
 def test_a_run_repeats_itself_exactly():
-    first, x = trained(*SHORT, "algo=disk")
-    second, y = trained(*SHORT, "algo=disk")
+    first, x, _ = trained(*SHORT, "algo=disk")
+    second, y, _ = trained(*SHORT, "algo=disk")
     assert torch.equal(x, y)
     assert [m.test_loss for m in first] == [m.test_loss for m in second]
 
 
 def test_learning_rate_follows_the_schedule():
-    metrics, _ = trained("epochs=1", "eps=inf", "schedule=inverse_sqrt", "optim.lr=2.0", "evaluation.every_steps=1")
+    metrics = trained(
+        "epochs=1", "eps=inf", "schedule=inverse_sqrt", "optim.lr=2.0", "evaluation.every_steps=1"
+    ).metrics
     assert [m.lr for m in metrics] == pytest.approx([2 / math.sqrt(20 + t) for t in range(len(metrics))])
 
 
 def test_evaluations_come_when_asked():
     def steps(*overrides):
-        return [m.step for m in trained("eps=inf", "batch_size=100", *overrides)[0]]
+        return [m.step for m in trained("eps=inf", "batch_size=100", *overrides).metrics]
 
     assert steps("epochs=2") == [14, 28, 29]
     assert steps("epochs=1", "evaluation.every_steps=6") == [6, 12, 15]
@@ -184,8 +167,8 @@ def test_evaluations_come_when_asked():
 def test_norms_in_the_metrics_are_those_of_the_closed_form():
     """A softmax's gradient is (p - e_y) x^T and p - e_y; the parameters stay where they are."""
     still = ("model=linear", "batch_size=1437", "epochs=2", "eps=inf", "optim.lr=1e-30", "threshold.norm=4")
-    metrics, vector = trained(*still)
-    config = config_of(*still)
+    metrics, vector, _ = trained(*still)
+    config = composed(*still)
     inputs, labels = config.dataset.load(Path("nowhere"), download=False).train.take(slice(None))
     x, weight, bias = inputs.flatten(1).double(), vector[:640].view(10, 64).double(), vector[640:].double()
     residual = (x @ weight.T + bias).softmax(1) - torch.eye(10, dtype=torch.float64)[labels]
@@ -198,7 +181,7 @@ def test_norms_in_the_metrics_are_those_of_the_closed_form():
 
 
 def test_norms_in_the_metrics_are_of_the_samples_since_the_last_evaluation():
-    config = config_of("dataset=digits")
+    config = composed("dataset=digits")
     progress = Progress.start(config, config.dataset.load(Path("nowhere"), download=False))
     assert all(map(math.isnan, progress.means()))
     progress.add(Seen(torch.tensor([1.0, 2.0]), torch.tensor([3.0, math.inf]), 2.5))
@@ -214,7 +197,7 @@ def test_norms_in_the_metrics_are_of_the_samples_since_the_last_evaluation():
 
 
 def test_evaluation_counts_over_uneven_batches(monkeypatch):
-    config = config_of("dataset=digits", "model=linear")
+    config = composed("dataset=digits", "model=linear")
     split = config.dataset.load(Path("nowhere"), download=False).test
     model = config.model.build(config.dataset)
     inputs, labels = split.take(slice(None))
@@ -387,11 +370,11 @@ class FeedingBack(ThresholdClip):
 
 
 def test_an_own_optimizer_that_reads_what_has_no_noise_is_refused():
-    config = replace(config_of(), optim=Reading(lr=0.1))
+    config = replace(composed(), optim=Reading(lr=0.1))
     with pytest.raises(UserError, match=r"optim=.*un-noised gradients, for which no eps holds"):
         assemble(config, torch.device("cpu"), 1.0, open_ledger(config, 1.0))
 
 
 def test_an_own_clip_that_feeds_back_has_no_proven_eps():
-    assert config_of().uncertified is None
-    assert replace(config_of(), clip=FeedingBack()).uncertified is not None
+    assert composed().uncertified is None
+    assert replace(composed(), clip=FeedingBack()).uncertified is not None

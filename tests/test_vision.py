@@ -11,12 +11,13 @@ import torch
 import torchvision
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
-from torch import nn
+from small_models import NarrowResNet
 from torchvision.models import efficientnet, resnet
 
 from dpbench.clip import ThresholdClip
 from dpbench.models import VisionTransformer, WideResNet
 
+pytestmark = pytest.mark.usefixtures("in_float64")
 CLIPPED_AT = 0.5
 
 # Data set, model, and what the papers set besides. Sources: the sections on experiments of the five papers.
@@ -72,29 +73,10 @@ def config_of(pair, *overrides):
     return composed(f"dataset={dataset}", f"model={model}", *settings, *overrides)
 
 
-class Narrow(resnet.ResNet):
-    """A ResNet of torchvision with an eighth of the channels behind its stem."""
-
-    def __init__(self, block, layers, num_classes, **settings):
-        super().__init__(block, layers, num_classes=num_classes, **settings)
-        self.fc = nn.Linear(512 // 8 * block.expansion, num_classes)
-
-    def _make_layer(self, block, planes, *args, **settings):
-        return super()._make_layer(block, planes // 8, *args, **settings)
-
-
 def narrow_efficientnet(**settings):
     blocks, last = efficientnet._efficientnet_conf("efficientnet_b0", width_mult=0.25, depth_mult=0.5)
     settings["stochastic_depth_prob"] = 0.0
     return efficientnet.EfficientNet(blocks, last_channel=last, **settings)
-
-
-@pytest.fixture(autouse=True)
-def _double():
-    """Sums are compared without the rounding of float32, which group norm of few pixels enlarges."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture
@@ -104,7 +86,7 @@ def narrow_libraries(monkeypatch):
 
     blocks = {"resnet18": (resnet.BasicBlock, [1, 1, 1, 1]), "resnet34": (resnet.BasicBlock, [1, 2, 1, 1])}
     for name, (block, layers) in {**blocks, "resnet50": (resnet.Bottleneck, [1, 1, 1, 1])}.items():
-        monkeypatch.setattr(resnet, name, partial(Narrow, block, layers))
+        monkeypatch.setattr(resnet, name, partial(NarrowResNet, block, layers))
     monkeypatch.setattr(torchvision.models, "efficientnet_b0", narrow_efficientnet)
     wide = bit.ResNetV2
     monkeypatch.setattr(

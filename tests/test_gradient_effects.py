@@ -1,0 +1,360 @@
+"""Losses and passes with effects, and parameters that change otherwise than by their vector."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gradient_checks import assert_right, cross_entropy, engine_in_float64
+from small_models import CLASSES, TOKENS, CountingPasses, TokenClassifier
+from torch import nn
+
+from dpbench.errors import UserError
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.request import Request
+from dpbench.gradients.way import Books, Rows
+from dpbench.query import Point
+
+pytestmark = [
+    pytest.mark.usefixtures("seeded"),
+    pytest.mark.filterwarnings("ignore:falling back to materialised"),
+]
+
+
+def regularised(model, share=0.1):
+    return lambda outputs, targets: (
+        cross_entropy(outputs, targets) + share * sum(parameter.square().sum() for parameter in model.parameters())
+    )
+
+
+def test_a_loss_that_reads_parameters_keeps_that_part():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    assert_right(engine_in_float64(model, regularised(model)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+def test_seeds_are_not_shared_where_a_loss_reads_parameters():
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(4, 6), torch.randint(3, (4,))
+    plain = FusedGradients(model, FlatParameters(model), cross_entropy)
+    assert plain.objection(x, y) is None
+    fused = FusedGradients(model, FlatParameters(model), regularised(model))
+    assert fused.objection(x, y) == "the model falls back to materialised per-sample gradients"
+
+
+@pytest.mark.parametrize("share", [0.1, 3e-5])
+def test_in_single_precision_too(share):
+    """Where the loss is read by itself, no rounding hides it, however little it adds."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(4, 6), torch.randint(3, (4,))
+    engine = PerSampleGradients(model, FlatParameters(model), regularised(model, share))
+    plain = PerSampleGradients(model, engine.flat, cross_entropy)
+    sums = [
+        one.record([Point(1.0, engine.flat.vector)], x, y).weighted_sum(torch.ones(1, 4)) for one in (engine, plain)
+    ]
+    assert isinstance(plain._way, Books)
+    torch.testing.assert_close((sums[0] - sums[1]) / (8 * share), engine.flat.vector, rtol=1e-2, atol=1e-3)
+
+
+class Renormalising(TokenClassifier):
+    def hidden(self, ids):
+        return F.embedding(ids, self.embedding.weight, max_norm=0.5).mean(1)
+
+
+class Shrinking(TokenClassifier):
+    def hidden(self, ids):
+        self.inner.weight.data = self.inner.weight.data * 0.9
+        return self.inner(self.embedding(ids)).mean(1)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Renormalising, "embedding.weight"), (Shrinking, "inner.weight")])
+def test_a_pass_that_changes_parameters_is_refused(kind, name):
+    engine = engine_in_float64(kind())
+    before = engine.flat.vector.clone()
+    with pytest.raises(UserError, match=f"changes its parameter '{name}'"):
+        engine.record([Point(1.0, engine.flat.vector)], TOKENS, CLASSES)
+    assert torch.equal(engine.flat.vector, before)
+
+
+class Remembering(nn.Module):
+    """Centres what it reads by a mean of all samples so far, kept where and when a case says."""
+
+    def __init__(self, place, beside=None):
+        super().__init__()
+        self.layer, self.place, self.beside = nn.Linear(6, 3), place, beside
+        if place == "attribute":
+            self.mean = torch.zeros(6)
+        else:
+            self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.place != "buffer, with gradients alone" or torch.is_grad_enabled():
+            mean = 0.99 * self.mean + 0.01 * x.detach().mean(0).to(self.mean.dtype)
+            self.mean = mean if self.place == "attribute" else self.mean.copy_(mean)
+        if callable(self.beside):
+            x = x + 1e-3 * self.beside(x)
+        return self.layer(x - self.mean.to(x.dtype))
+
+
+KEEPING = {
+    "what can't be copied": lambda: Remembering("buffer", threading.Lock()),
+    "what draws otherwise": lambda: Remembering("buffer", lambda x: torch.empty_like(x).cauchy_()),
+    "what has gradients": lambda: Remembering("buffer, with gradients alone"),
+    "what is no buffer": lambda: Remembering("attribute"),
+}
+
+
+@pytest.mark.parametrize("case", KEEPING)
+def test_a_model_that_keeps_values_of_its_samples_is_refused_for(case):
+    engine = engine_in_float64(KEEPING[case]().train())
+    before = {name: buffer.clone() for name, buffer in engine.model.named_buffers()}
+    where = "outside of its buffers" if case == "what is no buffer" else "in the buffer 'mean'"
+    with pytest.raises(UserError, match=where):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in engine.model.named_buffers())
+
+
+class Carrying(nn.Module):
+    """Goes on where the batch before ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head, self.state = nn.GRUCell(6, 5), nn.Linear(5, 3), None
+
+    def forward(self, x):
+        state = self.state if self.state is not None and len(self.state) == len(x) else x.new_zeros(len(x), 5)
+        hidden = self.cell(x, state)
+        self.state = hidden.detach()
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.0])
+def test_a_state_that_is_carried_from_batch_to_batch_is_refused(gain):
+    """Also where the last layer begins at zero, and all losses are the same."""
+    model = Carrying()
+    with torch.no_grad():
+        model.head.weight.mul_(gain)
+    engine = engine_in_float64(model)
+    with pytest.raises(UserError, match="another one after a pass of other samples"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+
+
+class Caching(nn.Linear):
+    """Keeps what does not depend on samples: a table made in the first pass."""
+
+    table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)
+        return super().forward(x + self.table)
+
+
+def test_what_is_made_once_for_all_samples_may_be_kept():
+    assert_right(engine_in_float64(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+class Counting(nn.Module):
+    """Counts its passes, and mixes samples where it is told to, so that each has a pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        h = self.layer(x)
+        return h - h.mean(0).detach()
+
+
+def test_one_pass_for_each_sample_counts_as_one():
+    model = Counting().train()
+    engine = engine_in_float64(model)
+    for _ in range(3):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(5, 6).double(), torch.randint(3, (5,)))
+    assert isinstance(engine._way, Rows)
+    assert float(model.passes) == 3
+
+
+class CountingSamples(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += len(x)
+        return super().forward(x)
+
+
+def test_a_model_that_counts_samples_is_refused():
+    """Each batch is drawn at random, so that their sizes are the samples' secret, too."""
+    engine = engine_in_float64(CountingSamples().train())
+    with pytest.raises(UserError, match="counts its samples in the buffer 'seen'"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+    assert int(engine.model.seen) == 0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("kind", [CountingPasses, Counting])
+def test_to_a_counter_of_passes_a_logical_batch_is_one(kind, apart, monkeypatch):
+    """However many micro-batches it takes, and where memory runs out."""
+    engine = engine_in_float64(kind().train())
+    point, clipped = Point(1.0, engine.flat.vector), []
+    original = PerSampleGradients.record_by
+
+    def limited(self, way, points, x, y):
+        tape = original(self, way, points, x, y)
+        if len(y) > 20 and clipped:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return tape
+
+    monkeypatch.setattr(PerSampleGradients, "record_by", limited)
+    for sizes in ((21,), (3, 21, 1), (2, 2)):
+        batch = [(torch.randn(size, 6).double(), torch.randint(3, (size,))) for size in sizes]
+        request = Request(engine, [point, point] if apart else [point], batch, torch.ones_like, apart=apart)
+        clipped.append(request.alone())
+    assert engine.most == 10
+    assert float(engine.model.passes) == len(clipped) * (2 if apart else 1)
+
+
+class Asserting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(6, 3), nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        h = self.layer(x)
+        scaled = h * self.scale
+        assert scaled.shape == h.shape
+        return scaled
+
+
+class WithALock(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.lock = threading.Lock()
+
+
+class WithoutAGraph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.inner(x)
+        return self.head(torch.tanh(self.inner(x) - 0.5 * target))
+
+
+@pytest.mark.parametrize("kind", [Asserting, WithALock, WithoutAGraph])
+def test_models_that_the_comparison_stumbles_over(kind):
+    assert_right(engine_in_float64(kind().train()), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
+
+
+def test_sequences_without_tokens():
+    class Summing(TokenClassifier):
+        def hidden(self, ids):
+            return torch.tanh(self.inner(self.embedding(ids))).sum(1)
+
+    assert_right(engine_in_float64(Summing()), (TOKENS, CLASSES), (TOKENS[:, :0], CLASSES))
+
+
+def test_a_loss_that_is_no_value_per_sample_is_refused():
+    engine = engine_in_float64(nn.Linear(6, 3), lambda outputs, targets: F.cross_entropy(outputs, targets))
+    with pytest.raises(UserError, match=r"the loss of . rows has shape \(\)"):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(4, 6).double(), CLASSES)
+
+
+class Centring(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.sub_(0.5).mul_(2))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_model_that_changes_its_input_is_refused(views):
+    """Else the second iterate would see something else than the first."""
+    model = Centring(6, 3).double()
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy, views=views)
+    x = torch.randn(4, views, 6).double() if views > 1 else torch.randn(4, 6).double()
+    with pytest.raises(UserError, match="changes its input in place"):
+        engine.record([Point(1.0, engine.flat.vector)], x, CLASSES)
+
+
+def test_parameters_that_can_not_be_one_vector_are_refused():
+    with pytest.raises(UserError, match="no shape yet"):
+        FlatParameters(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(UserError, match="no parameters to train"):
+        FlatParameters(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(UserError, match="some parameters are float32 and some float64"):
+        FlatParameters(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+    tied = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    tied[1].weight = nn.Parameter(tied[0].weight.t())
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.weight' of the model share memory"):
+        FlatParameters(tied)
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_what_is_not_trained_may_not_be_part_of_what_is(buffer):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    part = model[0].weight.detach()[1:].t()
+    if buffer:
+        model[1].register_buffer("also", part)
+    else:
+        model[1].also = nn.Parameter(part, requires_grad=False)
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.also' of the model share memory"):
+        FlatParameters(model)
+    model[1].also = torch.empty(7)[2:5].requires_grad_(False) if buffer else nn.Parameter(part.clone(), False)
+    assert len(FlatParameters(model)) == 17
+
+
+def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():
+    whole = torch.arange(12.0).view(3, 4)
+    model = nn.ParameterList([nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:])])
+    flat = FlatParameters(model)
+    assert torch.equal(flat.vector, torch.cat([whole[:, :2].flatten(), whole[:, 2:].flatten()]))
+    assert torch.equal(FlatParameters(model).vector, flat.vector)
+
+
+def freeze(model):
+    model[0].weight.requires_grad_(False)
+
+
+def unfreeze(model):
+    model[2].requires_grad_(True)
+
+
+def exchange(model):
+    model[0] = nn.Linear(4, 4, dtype=torch.float64)
+
+
+def assign(model):
+    model.load_state_dict({name: 2 * values for name, values in model.state_dict().items()}, assign=True)
+
+
+def move(model):
+    model.float().double()
+
+
+@pytest.mark.parametrize("kind", [PerSampleGradients, FusedGradients])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [(freeze, "frozen"), (unfreeze, "unfrozen"), (exchange, "exchanged"), (assign, "exchanged"), (move, "moved")],
+)
+def test_parameters_that_are_not_those_of_the_vector_any_more_are_refused(change, what, kind):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model[2].requires_grad_(False)
+    engine = kind(model, FlatParameters(model), cross_entropy)
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    points = [Point(1.0, engine.flat.vector)]
+    request = Request(engine, points, [(x, y)], torch.ones_like)
+
+    def computed():
+        return engine.clipped_sums([request, request]) if kind is FusedGradients else [request.alone()]
+
+    assert not any(isinstance(found, Exception) for found in computed())
+    change(model)
+    for asked in (computed, lambda: engine.record(points, x, y)):
+        with pytest.raises(UserError, match=rf"parameters of the model were .*{what}"):
+            asked()
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -1,0 +1,112 @@
+"""Norms that hold where parts of a sample cancel, and where numbers are near the largest there is."""
+
+import pytest
+import torch
+from gradient_checks import cross_entropy, restricted
+from torch import nn
+
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.request import Request
+from dpbench.query import Point
+
+pytestmark = [
+    pytest.mark.usefixtures("seeded"),
+    pytest.mark.filterwarnings("ignore:falling back to materialised"),
+]
+
+
+# Norms of parts that cancel
+
+
+class Difference(nn.Module):
+    """A layer of two inputs that nearly agree, or both as tokens of one call."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(64, 64, bias=False), calls
+
+    def forward(self, x):
+        if self.calls == 1:
+            h = self.layer(x)
+            return (h[:, 0] - h[:, 1]).sum(1)
+        return (self.layer(x[:, 0]) - self.layer(x[:, 1])).sum(1)
+
+
+def difference(calls, scale):
+    model = Difference(calls)
+    engine = restricted(PerSampleGradients(model, FlatParameters(model), lambda outputs, _: outputs), {"gram"})
+    base = scale * torch.randn(24, 1, 64)
+    x = torch.cat([base, base + 0.05 * torch.randn(24, 1, 64)], 1)
+    return engine, x, torch.zeros(24)
+
+
+def largest_clipped(engine, x, y):
+    """Norm of one sample's part of the sum that is clipped to 1, the largest of all samples."""
+    points = [Point(1.0, engine.flat.vector)]
+    clip = lambda norms: (1 / norms).clamp(max=1)  # noqa: E731
+    parts = [engine.clipped_sum(points, [(x[i : i + 1], y[i : i + 1])], clip).total.norm() for i in range(len(x))]
+    return float(torch.stack(parts).max())
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_no_sample_exceeds_its_bound_where_its_parts_cancel(calls, scale):
+    engine, x, y = difference(calls, scale)
+    assert largest_clipped(engine, x, y) < 1.002
+    found = engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], torch.ones_like)
+    want = 8 * (x[:, 0].double() - x[:, 1].double()).norm(dim=1)
+    torch.testing.assert_close(found.norms.double(), want, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_inner_products_in_single_precision_would_let_samples_exceed_it(calls, monkeypatch):
+    # The comparison of a batch would notice.
+    monkeypatch.setattr("dpbench.gradients.settle.short_norm", lambda *_: None)
+    monkeypatch.setattr("dpbench.gradients.tape.CANCELLING", 0.0)
+    assert largest_clipped(*difference(calls, 1000.0)) > 1.5
+
+
+def test_seeds_that_share_a_pass_have_norms_as_exact():
+    engine, x, y = difference(2, 1000.0)
+    vectors = [engine.flat.vector + 0.1 * torch.randn_like(engine.flat.vector) for _ in range(2)]
+    fused = restricted(FusedGradients(engine.model, engine.flat, engine.loss), {"gram"})
+    clip = lambda norms: (1 / norms).clamp(max=1)  # noqa: E731
+    requests = [Request(engine, [Point(1.0, vector)], [(x, y)], clip) for vector in vectors]
+    want = 8 * (x[:, 0].double() - x[:, 1].double()).norm(dim=1)
+    for found in fused.clipped_sums(requests):
+        torch.testing.assert_close(found.norms.double(), want, rtol=1e-4, atol=0)
+
+
+# Numbers near the largest there is
+
+
+@pytest.mark.parametrize("magnitude", [1e37, 3e38])
+def test_one_sample_of_huge_inputs_does_not_stop_a_run(magnitude):
+    """Batches 4 and 16 are compared with autograd, and whether that ends a run must not hang on one sample."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    for batch in range(1, 17):
+        x, y = torch.randn(100, 20), torch.randint(3, (100,))
+        if batch in (4, 16):
+            x[:7] = magnitude * torch.randn(7, 20).sign()
+        found = engine.clipped_sum([Point(1.0, engine.flat.vector)], [(x, y)], lambda norms: (1 / norms).clamp(max=1))
+        assert found.total.isfinite().all()
+
+
+@pytest.mark.parametrize("strategy", ["pass", "hold", "gram"])
+def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(strategy):
+    """A sample that the model is sure of has hardly a gradient, and automatic clipping scales it up: inf times 0."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
+    x, y = torch.randn(17, 20), torch.randint(3, (17,))
+    x[16] = 1e37 * torch.randn(20).sign()
+    with torch.no_grad():
+        y[16] = model(x[16:]).argmax()
+        model[2].bias[y[16]] += 20
+    engine = restricted(PerSampleGradients(model, FlatParameters(model), cross_entropy), {strategy})
+    points = [Point(1.0, engine.flat.vector)]
+    with_it, without = (
+        engine.clipped_sum(points, [(x[:count], y[:count])], lambda norms: 1 / (norms + 0.01)) for count in (17, 16)
+    )
+    assert 0 < with_it.norms[16] < 1e-3
+    assert float((with_it.total - without.total).norm()) < 1.001
