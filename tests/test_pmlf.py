@@ -214,7 +214,7 @@ def test_of_losses_that_are_linear_in_the_parameters_momentum_is_nothing():
 @pytest.mark.parametrize("still", [1, 2])
 def test_after_steps_of_zero_learning_rate_momentum_is_nothing(still):
     """dp_pmlf.md 3.1-g: of k = 3 iterates all are one after two such steps, and not after one."""
-    momentum, plain = (private_step(query) for query in (LastIterates(length=3, decay=0.7), OnePoint()))
+    momentum, plain = (momentum_step(query) for query in (LastIterates(length=3, decay=0.7), OnePoint()))
     for at, batch in enumerate(BATCHES[: 3 + still]):
         points = torch.tensor(batch, dtype=torch.float64)
         moves = at < 2
