@@ -44,7 +44,8 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if not self._bar.disable:  # before rich 15 one that is disabled ends with an empty line
+            self._bar.stop()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
