@@ -1,6 +1,8 @@
 """Equations of the methods' pages as MathML, which browsers show without scripts.
 
-The subset of LaTeX that docs/methods/source uses. What is not in it is refused, so that nothing is shown wrong.
+The subset of LaTeX that docs/methods/source uses. What is not in it is refused, so that nothing is shown wrong. The
+library latex2mathml (3.81) lets unknown commands through, has no ``aligned``, and writes script letters as a
+``mathvariant`` that browsers no longer follow.
 """
 
 from __future__ import annotations
