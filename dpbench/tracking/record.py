@@ -217,7 +217,8 @@ class RunRecord:
         self._write_metrics()
 
     def _write_metrics(self) -> None:
-        lines = "".join(json.dumps(jsonable(entry)) + "\n" for entry in self._metrics)
+        # Without spaces: people read the other files, and of these lines there are many.
+        lines = "".join(json.dumps(jsonable(entry), separators=(",", ":")) + "\n" for entry in self._metrics)
         self.write_bytes("metrics.jsonl", lines.encode())
 
     def settle(self) -> None:

@@ -52,7 +52,7 @@ class Metrics:
         eps: spent so far.
         lr: learning rate of the last step.
         threshold: C of the last step.
-        seconds: since training began.
+        seconds: since training began, to the millisecond.
         class_accuracy: of each class of the test split; in summary.json only.
         more: numbers by name of a language model or of further splits, such as perplexity or mismatched_accuracy.
     """
@@ -214,7 +214,7 @@ def train(
                 eps=ledger.epsilon(),
                 lr=lr,
                 threshold=progress.threshold,
-                seconds=time.perf_counter() - start,
+                seconds=round(time.perf_counter() - start, 3),
                 class_accuracy=test.class_accuracy,
                 more=more,
             )
