@@ -2,9 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.dpbench-installed
+OLDEST := .venv-oldest
+PYTEST := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help run reproduce smoke test slow bench lint format clean
+.PHONY: help run reproduce smoke test oldest slow bench lint format clean
 BUDGET := 10m
 
 help:  ## list these targets
@@ -29,7 +31,14 @@ smoke: $(READY)  ## a few steps of one cell of every table and figure (minutes),
 	$(BIN)/python -m dpbench.reproduce smoke=true $(if $(PAPER),paper=$(PAPER)) $(ARGS)
 
 test: $(READY) lint  ## the tests (12 to 20 minutes on two cores), after the linter and the type checker
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PYTEST)
+
+# Lower bounds are promises, too: an environment of the oldest versions that they allow, by uv, which pip can't make.
+oldest:  ## the tests with the oldest versions that pyproject.toml allows, in .venv-oldest (half an hour on two cores)
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct --editable '.[dev,sweeps]'
+	$(OLDEST)/bin/python -m pytest $(PYTEST)
 
 slow: $(READY)  ## the tests that take minutes each
 	$(BIN)/python -m pytest -n 2 -m slow
@@ -47,4 +56,4 @@ format: $(READY)  ## let ruff rewrite the sources
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment and caches; results stay
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache

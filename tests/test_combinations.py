@@ -38,6 +38,9 @@ COMBINATIONS = [
 REFUSED = [
     ("algo=doppler optim=adam", "optim.beta1=0.9: a low-pass filter replaces Adam's first moment"),
     ("algo=disk threshold=dcsgd_e", "threshold=dcsgd_e: this threshold makes the error of clipping at a threshold"),
+    ("algo=dcsgd_e clip.scope=per_layer", "clip.scope=per_layer: this threshold goes by norms of whole gradients"),
+    ("algo=dcsgd_p query=apart_iterates", "query=apart_iterates: this threshold goes by one norm of each sample"),
+    ("algo=andrew clip.scope=per_layer", "clip.scope=per_layer: this threshold goes by norms of whole gradients"),
     ("algo=adp_adagrad noise=step_size", "noise=step_size: AdaGrad-Norm's step sizes are not known before training"),
     ("algo=dpsgd clip=none", "clip=none: without clipping no noise makes a step private"),
     ("algo=dpsgd optim=adagrad_norm_uncertified", "optim.uncertified=false: its step size is made of un-noised"),

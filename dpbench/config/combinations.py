@@ -26,7 +26,7 @@ def check(config: RunConfig) -> None:
     _adagrad_norm(config)
     _correlated_noise(config)
     _error_feedback(config)
-    _expected_error(config)
+    _watched_norms(config)
     _shard_states(config)
 
 
@@ -80,7 +80,24 @@ def _filter_and_optimizer(config: RunConfig) -> None:
         )
 
 
-def _expected_error(config: RunConfig) -> None:
+def _watched_norms(config: RunConfig) -> None:
+    """Refuse what is not clipped as a threshold takes it to be that follows the norms of gradients."""
+    if not isinstance(config.threshold, threshold.HistogramThreshold | threshold.QuantileThreshold):
+        return
+    if config.clip.scope != "flat":
+        raise UserError(
+            "this threshold goes by norms of whole gradients, of which none is clipped; use clip.scope=flat, or "
+            "another threshold",
+            field="clip.scope",
+            value=config.clip.scope,
+        )
+    if config.query.clipped_apart:
+        raise UserError(
+            "this threshold goes by one norm of each sample, of which several gradients are clipped; use another "
+            "query, or another threshold",
+            field="query",
+            value="apart_iterates",
+        )
     fits = isinstance(config.clip, clip.ThresholdClip | clip.NoClip)
     if isinstance(config.threshold, threshold.ExpectedErrorThreshold) and not fits:
         raise UserError(
