@@ -124,7 +124,7 @@ UNDERSTATED = {("mnist", 25): 65, ("cifar10", 50): 54, ("cifar10", 100): 43}
 def test_understated_noise_spends_what_dp_pmlf_was_found_to_spend(key):
     fixed = setting(*key, "1/N^1.1", *POISSON, "noise=understated", "noise.divisor=2")
     z = printed_multiplier((*key, "1/N^1.1"), 8)  # the multiplier by which that was found, and eps changes fast here
-    found = budget(composed(*fixed, "eps=8", f"privacy.noise_multiplier={z}"))
+    found = budget(composed(*fixed, "eps=8.02", f"privacy.noise_multiplier={z}"))
     assert found.published_eps == pytest.approx(8, abs=0.02)
     config = composed(*fixed)
     divergences = compute_rdp(q=config.sampling_rate, noise_multiplier=z / 2, steps=config.steps, orders=ORDERS)
@@ -174,12 +174,19 @@ def test_a_run_by_a_valid_accountant_shows_no_published_eps(results_of_a_run):
 
 
 def test_a_given_multiplier_is_stated_by_the_rule_and_spent_by_the_accountant():
-    config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "eps=1", "privacy.noise_multiplier=1.0266"))
+    config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "eps=4.02", "privacy.noise_multiplier=1.0266"))
     found = budget(config)
     assert found.noise_multiplier == 1.0266
     assert found.published_eps == pytest.approx(4, abs=0.02)
     assert found.eps == pytest.approx(gaussian_eps(5 / 1.0266, 1 / 60_000), rel=1e-6)
     assert "accounting differs, eps=" in in_words(config, found)
+
+
+def test_a_given_multiplier_by_which_the_rule_states_more_than_eps_is_refused():
+    config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "eps=3", "privacy.noise_multiplier=1.0266"))
+    told = r"spends eps=(4\.\d+|3\.99\d*) by the publication's rule, poisson_rdp, more than eps=3"
+    with pytest.raises(UserError, match=told):
+        budget(config)
 
 
 def test_without_a_rule_understated_noise_is_calibrated_for_what_it_is():

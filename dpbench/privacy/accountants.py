@@ -158,19 +158,21 @@ def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant
     return RdpAccountant(orders, relation)
 
 
-def _pld(plan: Plan, delta: float, eps_scale: float) -> PLDAccountant:
+def _pld(interval: float) -> PLDAccountant:
     from dp_accounting.pld import PLDAccountant
 
-    def rounding_for(eps: float) -> PLDAccountant:
-        return PLDAccountant(value_discretization_interval=discretisation(eps))
+    return PLDAccountant(value_discretization_interval=interval)
 
+
+def _interval(plan: Plan, delta: float, eps_scale: float) -> float:
+    """The interval on which privacy losses of this plan are rounded, see `epsilon`."""
     # Losses far beyond the eps expected would take minutes at its resolution; the bound may be infinite.
     beyond = min(quick_bound(plan, delta) / 10, max(1e6, 2 * least_epsilon(plan, delta)))
     if beyond <= eps_scale:
-        return rounding_for(eps_scale)
+        return discretisation(eps_scale)
     # It may also be a hundred times what the plan spends, which takes a moment to find out where losses are large.
-    spent = _spent(rounding_for(beyond), plan, delta, EXCESS)
-    return rounding_for(max(eps_scale, min(beyond, spent)))
+    spent = _spent(_pld(discretisation(beyond)), plan, delta, EXCESS)
+    return discretisation(max(eps_scale, min(beyond, spent)))
 
 
 def _spent(opened: RdpAccountant | PLDAccountant, plan: Plan, delta: float, excess: float) -> float:
@@ -216,7 +218,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         return math.inf
     if accountant == "gdp":
         return gaussian_epsilon(pass_multiplier(plan), delta)
-    opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(plan, delta, eps_scale)
+    opened = _rdp(plan.scheme) if accountant == "rdp" else _pld(_interval(plan, delta, eps_scale))
     return _spent(opened, plan, delta, excess)
 
 
@@ -304,7 +306,14 @@ class Account:
     @cached_property
     def _opened(self) -> RdpAccountant | PLDAccountant:
         """The library's accountant, whose import takes longer than a small run's first steps."""
-        return _rdp(self._plan.scheme) if self._name == "rdp" else _pld(self._plan, self._delta, self._scale)
+        return _pld(self.interval) if self.interval is not None else _rdp(self._plan.scheme)
+
+    @cached_property
+    def interval(self) -> float | None:
+        """The interval on which PLD rounds privacy losses; None for an accountant that rounds none."""
+        if self._name != "pld":
+            return None
+        return _interval(self._plan, self._delta, self._scale) if self._composes else discretisation(self._scale)
 
     def epsilon(self, made: int) -> float:
         """Eps of the first so many releases, at least as many as were asked for before."""

@@ -38,9 +38,10 @@ class SeededGaussian(GaussianSource):
     """Noise of a generator that checkpoints carry: whoever knows the seed can regenerate and subtract it.
 
     torch makes a normal number in single precision of uniform ones with 24 bits on a CPU, so that none is beyond
-    sqrt(48 log 2) = 5.77, nor beyond 6.7 on a GPU. A sum outside would tell of a sample for sure, at any eps, and far
-    more often than delta allows: at noise multiplier 1, in 1,000 steps, with probability 1e-3. The sum of two such
-    numbers over sqrt(2) ends at 8.16, where that probability is 1e-9; numbers in double precision end at 8.57.
+    sqrt(48 log 2) = 5.77, nor beyond 6.7 on a GPU. A number outside would tell of a sample for sure, at any eps, and
+    far more often than delta allows: of one that moves a single number, at noise multiplier 1 and in 1,000 steps, with
+    probability 1e-3, and of one that moves many of them more often still (tail.py). The sum of two such numbers over
+    sqrt(2) ends at 8.16, where that is below 1e-9; numbers in double precision end at 8.57.
 
     A CPU's generator is one thread's. Long vectors are made of parts with streams of their own, whose key of 128 bits
     the generator draws, so that they do not depend on the number of threads. NumPy's normals in single precision, by

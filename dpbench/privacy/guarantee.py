@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.sampling import Scheme
-from dpbench.privacy.tail import END, in_words, probability_beyond
+from dpbench.privacy.tail import COORDINATES, END, in_words, moved_by, probability_beyond
 
 ACCOUNTS = {
     "pld": "privacy loss distributions (numerical, rounded upwards)",
@@ -74,7 +74,7 @@ def promise(
 
 
 def circumstances(search: tuple[float, float] | None, published: float | None, unmet: Sequence[str] = ()) -> str:
-    """What else it means that the run is of a search, or that its noise was set by a publication's rule.
+    """What else it means that the run is of a search, or that a publication's rule says what it spends.
 
     Args:
         search: see `statement`.
@@ -90,7 +90,7 @@ def circumstances(search: tuple[float, float] | None, published: float | None, u
         return ""
     conditions = f" Nor are all conditions met that the proof of that rule needs: {'; '.join(unmet)}." if unmet else ""
     return (
-        f" Accounting differs: the rule that set the noise would have stated eps={published:.4g}; it does not "
+        f" Accounting differs: by the publication's rule the run would spend eps={published:.4g}; it does not "
         f"cover how the batches are drawn or how much noise is added.{conditions}"
     )
 
@@ -126,7 +126,7 @@ def statement(
         accountant: that found eps.
         size: training samples N.
         secure: whether noise and batches come from keys that nobody has, not from a seed.
-        published: eps that a publication's rule states for the same run, which set its noise; None without one.
+        published: eps that a publication's rule states for the same run; None without one.
         unmet: conditions that the rule's proof needs and that the run does not meet, in words.
         search: expected number of runs and eps of the search that it is the best of; None where it is of none.
         uncertified: what no proof covers; None for nothing.
@@ -147,17 +147,44 @@ def statement(
         return promised
     more = circumstances(search, published, unmet)
     told = f"{promised} {NOT_COUNTED}{more}" if search is None else f"{promised}{more} Not counted: {UNCOUNTED}"
-    return told if secure else f"{told} {SEEDED}{sentence(tail_of(plan, delta))}"
+    return told if secure else f"{told} {SEEDED}{sentence(tail_of(plan, eps, delta))}"
 
 
-def tail_of(plan: Plan, delta: float) -> str | None:
-    """What noise from a seed lacks, where that matters, as a clause; see tail.py."""
-    multipliers = (
+def tail_of(plan: Plan, eps: float, delta: float) -> str | None:
+    """What noise from a seed lacks, where that matters, as a clause; see tail.py.
+
+    Args:
+        plan: releases with their final multipliers.
+        eps: spent by all of them.
+        delta: of the guarantee.
+    """
+    releases = (
         (run.times, run.release.sampling_rate, multiplier)
         for run in plan.runs
         for multiplier in (run.release.noise_multiplier, *(part.noise_multiplier for part in run.release.beside))
     )
-    return in_words(END, probability_beyond(END, multipliers), delta)
+    correlated = eps if plan.correlation is not None else None
+    return in_words(shown(plan.scheme, releases, correlated=correlated, delta=delta), delta)
+
+
+def shown(
+    scheme: Scheme, releases: Iterable[tuple[int, float, float]], *, correlated: float | None, delta: float
+) -> float:
+    """Probability, at most, that a sample shows for sure by where noise from a seed ends.
+
+    Args:
+        scheme: how batches are drawn.
+        releases: of such as are alike their count, sampling rate and noise multiplier, 0 without noise.
+        correlated: eps, where noise is correlated between steps, which makes all of them one release; else None.
+        delta: of the guarantee.
+    """
+    counted = list(releases)
+    if correlated is not None:
+        steps = sum(count for count, _, _ in counted)
+        return probability_beyond(END, [(1, 1.0, moved_by(correlated, delta))], coordinates=COORDINATES * steps)
+    return probability_beyond(
+        END, [(count, rate, scheme.sensitivity / z if z else math.inf) for count, rate, z in counted]
+    )
 
 
 def sentence(clause: str | None) -> str:

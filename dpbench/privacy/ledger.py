@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from dpbench.privacy.accountants import Account, discretisation, epsilon
+from dpbench.privacy.accountants import Account, epsilon
 from dpbench.privacy.plan import Part, Plan, Release, Repeat
 
 
@@ -115,7 +115,7 @@ class Ledger:
             "mechanism": "gaussian",
             "correlation": repr(correlation) if correlation is not None else None,
             "accountant": self.accountant,
-            "discretisation": discretisation(self.eps) if self.accountant == "pld" else None,
+            "discretisation": self._account.interval,
             "target_eps": self.eps,
             "published_eps": self.published_eps,
             "delta": self.delta,

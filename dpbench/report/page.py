@@ -13,6 +13,7 @@ from markupsafe import Markup
 from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
+from dpbench.privacy.tail import LONGER_SINCE
 from dpbench.report.grid import Grid, runs_behind, scorecard
 from dpbench.report.layout import place_of
 from dpbench.report.method_pages import method_pages
@@ -52,6 +53,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         left_out=len(runs.configurations) - len(shown),
         limit=RUNS_LIMIT // 1_000_000,
         not_counted=NOT_COUNTED,
+        longer_since=LONGER_SINCE,
         methods=method_pages(conf_folder().parent / "docs" / "methods"),
     )
 

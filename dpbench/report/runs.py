@@ -13,9 +13,9 @@ from typing import Any
 from dpbench.claims.schema import METRICS
 from dpbench.config.identity import changes_nothing, is_identity
 from dpbench.errors import show
-from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise, sentence
+from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise, sentence, shown
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.privacy.tail import in_words, probability_beyond
+from dpbench.privacy.tail import END, in_words
 from dpbench.report.run_curve import Points
 from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import releases_in
@@ -192,12 +192,13 @@ class Configuration:
         return text + (sentence(self._tail) if math.isfinite(eps) else "")
 
     @property
-    def _noise_end(self) -> float:
-        return min(run.noise_end for run in self.runs)
-
-    @property
-    def beyond_noise(self) -> float:
-        """Probability, at most, that a sample shows for sure in a run of those whose noise ends first."""
+    def _tail(self) -> str | None:
+        """What noise from a seed lacks, where that may matter; see privacy/tail.py."""
+        end = min(run.noise_end for run in self.runs)
+        if end < END:
+            return f"seeded noise ended at {end:g} standard deviations then, so that delta may be more: see above"
+        if math.isinf(end):
+            return None
         releases = (
             (entry["count"] * times, entry["sampling_rate"], multiplier)
             for entry in self.ledger.get("releases") or ()
@@ -206,12 +207,9 @@ class Configuration:
                 *((len(entry["noise_multipliers"]), part["noise_multiplier"]) for part in entry["beside"]),
             )
         )
-        return probability_beyond(self._noise_end, releases)
-
-    @property
-    def _tail(self) -> str | None:
-        """What that noise lacks, where it matters."""
-        return in_words(self._noise_end, self.beyond_noise, float(self.ledger["delta"]))
+        delta = float(self.ledger["delta"])
+        correlated = float(self.ledger["eps"]) if self.ledger.get("correlation") else None
+        return in_words(shown(SCHEMES[self.ledger["sampler"]], releases, correlated=correlated, delta=delta), delta)
 
     @property
     def score(self) -> tuple[str, str]:
@@ -262,6 +260,11 @@ class Runs:
         """The configurations, by the artefact that first needs them."""
         together = groupby(self.configurations, key=lambda one: one.artefacts[0])
         return tuple(Group(artefact, tuple(found)) for artefact, found in together)
+
+    @property
+    def short_noise(self) -> bool:
+        """Whether the noise of any ended earlier than it does now."""
+        return any(run.noise_end < END for one in self.configurations for run in one.runs)
 
     @property
     def count(self) -> int:

@@ -144,6 +144,8 @@ def _published(config: RunConfig, name: str) -> Budget:
     setting = Setting(config.published_plan(), config.dataset.train_size, config.batch_size, config.delta_value)
     multiplier = config.privacy.noise_multiplier or rule.multiplier(setting, config.eps)
     stated = rule.eps(setting, multiplier)
+    if config.privacy.noise_multiplier is not None:
+        _require_within(config, multiplier, stated, f"by the publication's rule, {name}")
     return Budget(multiplier, _spent(config, multiplier), published_eps=stated, unmet=rule.unmet(setting, stated))
 
 
@@ -205,5 +207,5 @@ def in_words(config: RunConfig, found: Budget) -> str:
         )
     if config.privacy.secure_noise:
         return line
-    tail = tail_of(config.release_plan().scaled(found.noise_multiplier), config.delta_value)
+    tail = tail_of(config.release_plan().scaled(found.noise_multiplier), found.eps, config.delta_value)
     return line if tail is None else f"{line}; {tail}"
