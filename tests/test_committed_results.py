@@ -5,17 +5,20 @@ import re
 import shutil
 import statistics
 import subprocess
+from dataclasses import replace
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import pytest
 from cli import ROOT
+from helpers import composed
 from results_command import results as results_command
 from short_noise import shown
 from specifications import artefacts
 
 from dpbench.claims import Evidence, Scorecard
 from dpbench.config.recorded import recorded_stage
+from dpbench.privacy import epsilon
 from dpbench.privacy.correlation import BandedSquareRoot, Tree
 from dpbench.privacy.tail import END_BEFORE
 from dpbench.report.grid import Entry, Grid, build_grid
@@ -23,7 +26,7 @@ from dpbench.report.run_records import read_runs
 from dpbench.report.scorecard import as_markdown
 from dpbench.reproduction.hashes import Hashes
 from dpbench.reproduction.index import RecordIndex
-from dpbench.tracking.reading import read_audits
+from dpbench.tracking.reading import Recorded, read_audits
 
 RESULTS = ROOT / "results"
 PANEL = (ROOT / "docs" / "panel.md").read_text()
@@ -164,6 +167,82 @@ def test_the_page_of_the_panels_says_where_noise_ended_too_early(grids):
     least = min(least for least, _ in found["mnist"])
     most = max(most for _, most in found["mnist"])
     assert on_page.groups() == (f"{max(most for _, most in found['digits']):.2f}", f"{least:.0f}", f"{most:.0f}")
+
+
+def accuracies_of_seeds(entry: Entry) -> list[float]:
+    """Of a cell's runs the final test accuracy in per cent, by seed."""
+    found = sorted((int(run.folder.name), Recorded.read(run.folder).summary) for run in entry.runs)
+    assert [seed for seed, _ in found] == [0, 1, 2, 3, 4]
+    return [100 * summary["test_accuracy"]["final"] for _, summary in found]
+
+
+def test_the_page_of_the_panels_says_what_the_choice_by_one_of_the_seeds_brings(grids):
+    text = " ".join(PANEL.split())
+    (on_page,) = re.findall(
+        r"other four by (\S+) ± (\S+) points on MNIST and by (\S+) ± (\S+) on digits, .* on MNIST DP-SGD's is (\S+) worse, "
+        r"LP-DPAdam's (\S+) better",
+        text,
+    )
+    (without,) = re.findall(r"2\.6 standard errors \((\S+) without the seed that chose\)", text)
+    said: list[str] = []
+    for data, digits in (("mnist", 2), ("digits", 1)):
+        (grid,) = (grid for grid in grids if grid.artefact.where == f"beyond/panel_{data}.yaml")
+        found: dict[str, list[list[float]]] = {}
+        for entry in grid.entries.values():
+            found.setdefault(entry.cell.at["method"], []).append(accuracies_of_seeds(entry))
+        leads = {
+            method: [first - statistics.fmean(others) for first, *others in cells] for method, cells in found.items()
+        }
+        every = [lead for of_method in leads.values() for lead in of_method]
+        error = statistics.stdev(every) / math.sqrt(len(every))
+        said += [f"{statistics.fmean(every):.{digits}f}", f"{error:.{digits}f}"]
+        if data == "mnist":
+            of_two = [-statistics.fmean(leads["DP-SGD"]), statistics.fmean(leads["LP-DPAdam"])]
+            pairs = list(zip(found["DiSK + DC-SGD-E"], found["DP-SGD"], strict=True))
+            lead = statistics.fmean(statistics.fmean(one[1:]) - statistics.fmean(two[1:]) for one, two in pairs)
+            spread = math.hypot(*(statistics.stdev(seeds[1:]) for pair in pairs for seeds in pair))
+            assert without == f"{lead / (spread / 2 / len(pairs)):.1f}"
+    assert list(on_page) == said + [f"{one:.2f}" for one in of_two]
+
+
+def test_the_page_of_the_panels_names_the_grids_whose_end_was_taken(grids):
+    ends: dict[str, dict[str, set[tuple[str, str]]]] = {}
+    for grid in (grid for grid in grids if grid.artefact.where.startswith("beyond/panel_")):
+        of_data = ends.setdefault(grid.artefact.where, {})
+        for entry in grid.entries.values():
+            typed = (line for one in entry.cell.candidates for line in one if line.startswith("optim.lr="))
+            steps = sorted({float(line.partition("=")[2]) for line in typed})
+            taken = Recorded.read(entry.runs[0].folder).settings["optim"]["lr"]
+            for end in {steps[0], steps[-1]} & {taken} if len(steps) > 1 else ():
+                which = "largest" if end == steps[-1] else "smallest"
+                of_data.setdefault(entry.cell.at["method"], set()).add((entry.cell.at["eps"], which))
+    assert ends["beyond/panel_mnist.yaml"] == {
+        **dict.fromkeys(("DOPPLER", "DP-PMLF", "ADP"), {("8", "largest")}),
+        "DP-SGD, threshold": {("8", "largest"), ("1", "largest")},
+    }
+    assert len(ends["beyond/panel_digits.yaml"]) == 7
+    told = "on digits seven methods take the largest or the smallest at some eps"
+    assert told in " ".join(PANEL.split())
+
+
+def test_going_through_a_grid_that_is_charged_as_random_spends_what_table_2_says():
+    (table,) = (artefact for where, artefact in artefacts().items() if where == "dc_sgd/table_2.yaml")
+    (said,) = re.findall(
+        r"ninety runs on MNIST (\S+) at eps = 4 and (\S+) at 8", " ".join(" ".join(table.deviations).split())
+    )
+    exceeding: dict[float, str] = {}
+    for cell in table.cells:
+        if cell.at["setting"] != "CNN MNIST" or len(cell.candidates) == 1:
+            continue
+        config = composed(*cell.candidates[0])
+        plan = config.release_plan().scaled(config.privacy.noise_multiplier)
+        (run,) = plan.runs
+        whole = replace(plan, runs=(run._replace(times=run.times * len(cell.candidates)),))
+        spent = epsilon(whole, config.delta_value, "pld", eps_scale=config.eps)
+        if spent > config.eps:
+            assert cell.at["method"] == "Du"
+            exceeding[config.eps] = f"{spent:.2f}"
+    assert exceeding == {4.0: said[0], 8.0: said[1]}
 
 
 def of_candidates(evidence: Evidence, artefact: str, key: str, **at: str) -> dict[str, float]:

@@ -10,7 +10,6 @@ from dpbench.claims import Artefact, Cell
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, Style
 from dpbench.computed.common import curve, values_of
 from dpbench.computed.responses import (
-    FREQUENCIES,
     LONG,
     filter_of,
     gains_of,
@@ -69,10 +68,11 @@ def responses_of_filters(artefact: Artefact) -> Computed:
     for letters, table, names in (("ab", "Table 2", MAIN), ("cd", "Table 4", ADDITIONAL)):
         titles = (f"{letters[0]}: time, {table}", f"{letters[1]}: frequency, {table}")
         panels += response_panels(names, responses, titles)
-    resonant = gains_of(filter_of("f6"), FREQUENCIES)
+    fine = np.linspace(0, 0.5, 100_001)
+    resonant = gains_of(filter_of("f6"), fine)
     negative = [option for option, kappa in responses.items() if kappa.min() < 0]
     remarks = (
-        f"f6 is resonant: its gain is {resonant.max():.3f} at ν = {FREQUENCIES[resonant.argmax()]:.3f}.",
+        f"f6 is resonant: its gain is {resonant.max():.3f} at ν = {fine[resonant.argmax()]:.3f}.",
         f"{' and '.join(negative)} have negative κ_τ, which the proof of the paper's Theorem 2 does not cover.",
     )
     return Computed(values_of(artefact, number), tuple(panels), remarks)

@@ -40,12 +40,12 @@ def _search(cells: Sequence[Cell]) -> list[str]:
     for (keys, size, data), count in grids.items():
         lines.append(
             f"Hyper-parameters, {count} of {len(cells)} cells: the best of {size} configurations ({keys}), tuned on "
-            f"{data} data with the first seed; the winner runs with all seeds."
+            f"{data} data with the first seed; the winner runs with all seeds, of which that one is counted, too."
         )
     by_noise, by_search = (sum(key in cell.overrides for cell in searched) for key in (NOISE, SEARCH))
     free = len(searched) - by_noise - by_search
     for count, how in (
-        (by_noise, "counted, by a larger noise multiplier"),
+        (by_noise, "counted as the paper does, by a larger noise multiplier"),
         (
             by_search,
             "charged as a random search of that size; the grid was gone through, which spends more",
