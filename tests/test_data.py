@@ -2,10 +2,13 @@ import hashlib
 import os
 import pickle
 import shutil
+import zipfile
 from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO, StringIO
 from pathlib import Path
+from threading import Thread
 from urllib.error import URLError
 
 import numpy as np
@@ -261,6 +264,71 @@ def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"dataset=svhn: can't be fetched to data.root=.*URLError.*no route") as caught:
         dataset("svhn").load(tmp_path, download=True)
     assert "\n" not in str(caught.value)
+
+
+# Archives that the network has, what they hold, what is read of it, and where an earlier attempt may have left a part.
+ARCHIVES = {
+    "adult": ("adult.zip", ["Index", "adult.data", "adult.test"], ["adult/adult.data", "adult/adult.test"], "adult"),
+    "names": (
+        "data.zip",
+        ["data/eng-fra.txt", *(f"data/names/{i:02}.txt" for i in range(18))],
+        [f"names/{i:02}.txt" for i in range(18)],
+        ".names",
+    ),
+}
+
+
+class Server(BaseHTTPRequestHandler):
+    """Announces the whole archive, and sends so much of it."""
+
+    whole, sent = b"", 0
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.whole)))
+        self.end_headers()
+
+    def do_GET(self):
+        self.do_HEAD()
+        self.wfile.write(self.whole[: self.sent])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("made_up_files")
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("left", [False, True])
+def test_an_archive_that_was_fetched_in_part_is_fetched_anew(name, left, address, tmp_path, monkeypatch):
+    file, held, wanted, leftover = ARCHIVES[name]
+    with BytesIO() as content:
+        with zipfile.ZipFile(content, "w") as archive:
+            for one in held:
+                archive.writestr(one, "word\n")
+        monkeypatch.setattr(Server, "whole", content.getvalue())
+    most = len(Server.whole) - 20
+    source = replace(SOURCES[name], train=14, test=4)
+    monkeypatch.setattr(type(source), "URL", f"{address}/{file}")
+    if left:
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / file).write_bytes(Server.whole[:most])
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(Server, "sent", most)
+    with pytest.raises(UserError, match=rf"^dataset={name}: can't be fetched to data\.root=\S+ \(BadZipFile: "):
+        source.require_whole(tmp_path, download=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setattr(Server, "sent", len(Server.whole))
+    source.require_whole(tmp_path, download=True)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*wanted, *([f"{leftover}/{file}"] if left else [])}
 
 
 # The catalogue

@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from dpbench.data.encoding import Texts
-from dpbench.data.sources import File, FileSource, Problem, Source
+from dpbench.data.sources import File, FileSource, Problem, Source, fetched
 
 Row = dict[str, Any]
 
@@ -189,11 +189,8 @@ class Names(TextSource):
 
     @override
     def fetch(self, root: Path) -> None:
-        from torchvision.datasets.utils import download_and_extract_archive
-
-        # The archive has its files in data/names.
-        download_and_extract_archive(self.URL, str(root / ".names"))
-        (root / ".names" / "data" / "names").rename(root / "names")
+        with fetched(self.URL, root) as folder:
+            (folder / "data" / "names").rename(root / "names")
 
     def _names(self, root: Path) -> list[tuple[str, int]]:
         files = sorted((root / "names").glob("*.txt"))
