@@ -256,6 +256,30 @@ def test_what_is_missing_is_fetched_if_asked(tmp_path, monkeypatch):
     assert sorted(fetched) == ["test_32x32.mat", "train_32x32.mat"]
 
 
+def write_mnist(folder, name, size):
+    """A file of MNIST's format, of labels (name ends in idx1) or of images: a magic number, its shape, and bytes."""
+    shape = (size,) if "idx1" in name else (size, 28, 28)
+    head = np.array([0x800 + len(shape), *shape], dtype=">u4")
+    (folder / name).write_bytes(head.tobytes() + np.full(shape, 3, dtype=np.uint8).tobytes())
+
+
+@pytest.mark.usefixtures("made_up_files")
+def test_files_of_an_old_torchvision_do_not_stand_in_for_those_that_are_fetched(tmp_path, monkeypatch):
+    (tmp_path / "MNIST/processed").mkdir(parents=True)
+    for name, size in (("training", 7), ("test", 5)):
+        old = torch.zeros(size, 28, 28, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64)
+        torch.save(old, tmp_path / f"MNIST/processed/{name}.pt")
+
+    def download(url, *, download_root, filename, md5):
+        write_mnist(Path(download_root), filename.removesuffix(".gz"), 20 if "train" in filename else 10)
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", download)
+    splits = dataset("mnist", *SMALL).load(tmp_path, download=True)
+    for split, size in ((splits.train, 20), (splits.test, 10)):
+        assert split.labels.tolist() == [3] * size
+        assert torch.equal(split.images, torch.full((size, 1, 28, 28), 3, dtype=torch.uint8))
+
+
 def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise URLError("no route to host")
