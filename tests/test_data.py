@@ -2,10 +2,13 @@ import hashlib
 import os
 import pickle
 import shutil
+import zipfile
 from contextlib import redirect_stdout
 from dataclasses import replace
-from io import StringIO
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO, StringIO
 from pathlib import Path
+from threading import Thread
 from urllib.error import URLError
 
 import numpy as np
@@ -253,6 +256,30 @@ def test_what_is_missing_is_fetched_if_asked(tmp_path, monkeypatch):
     assert sorted(fetched) == ["test_32x32.mat", "train_32x32.mat"]
 
 
+def write_mnist(folder, name, size):
+    """A file of MNIST's format, of labels (name ends in idx1) or of images: a magic number, its shape, and bytes."""
+    shape = (size,) if "idx1" in name else (size, 28, 28)
+    head = np.array([0x800 + len(shape), *shape], dtype=">u4")
+    (folder / name).write_bytes(head.tobytes() + np.full(shape, 3, dtype=np.uint8).tobytes())
+
+
+@pytest.mark.usefixtures("made_up_files")
+def test_files_of_an_old_torchvision_do_not_stand_in_for_those_that_are_fetched(tmp_path, monkeypatch):
+    (tmp_path / "MNIST/processed").mkdir(parents=True)
+    for name, size in (("training", 7), ("test", 5)):
+        old = torch.zeros(size, 28, 28, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64)
+        torch.save(old, tmp_path / f"MNIST/processed/{name}.pt")
+
+    def download(url, *, download_root, filename, md5):
+        write_mnist(Path(download_root), filename.removesuffix(".gz"), 20 if "train" in filename else 10)
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", download)
+    splits = dataset("mnist", *SMALL).load(tmp_path, download=True)
+    for split, size in ((splits.train, 20), (splits.test, 10)):
+        assert split.labels.tolist() == [3] * size
+        assert torch.equal(split.images, torch.full((size, 1, 28, 28), 3, dtype=torch.uint8))
+
+
 def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise URLError("no route to host")
@@ -261,6 +288,71 @@ def test_a_network_that_fails_is_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"dataset=svhn: can't be fetched to data.root=.*URLError.*no route") as caught:
         dataset("svhn").load(tmp_path, download=True)
     assert "\n" not in str(caught.value)
+
+
+# Archives that the network has, what they hold, what is read of it, and where an earlier attempt may have left a part.
+ARCHIVES = {
+    "adult": ("adult.zip", ["Index", "adult.data", "adult.test"], ["adult/adult.data", "adult/adult.test"], "adult"),
+    "names": (
+        "data.zip",
+        ["data/eng-fra.txt", *(f"data/names/{i:02}.txt" for i in range(18))],
+        [f"names/{i:02}.txt" for i in range(18)],
+        ".names",
+    ),
+}
+
+
+class Server(BaseHTTPRequestHandler):
+    """Announces the whole archive, and sends so much of it."""
+
+    whole, sent = b"", 0
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.whole)))
+        self.end_headers()
+
+    def do_GET(self):
+        self.do_HEAD()
+        self.wfile.write(self.whole[: self.sent])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def address():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("made_up_files")
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("left", [False, True])
+def test_an_archive_that_was_fetched_in_part_is_fetched_anew(name, left, address, tmp_path, monkeypatch):
+    file, held, wanted, leftover = ARCHIVES[name]
+    with BytesIO() as content:
+        with zipfile.ZipFile(content, "w") as archive:
+            for one in held:
+                archive.writestr(one, "word\n")
+        monkeypatch.setattr(Server, "whole", content.getvalue())
+    most = len(Server.whole) - 20
+    source = replace(SOURCES[name], train=14, test=4)
+    monkeypatch.setattr(type(source), "URL", f"{address}/{file}")
+    if left:
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / file).write_bytes(Server.whole[:most])
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(Server, "sent", most)
+    with pytest.raises(UserError, match=rf"^dataset={name}: can't be fetched to data\.root=\S+ \(BadZipFile: "):
+        source.require_whole(tmp_path, download=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    monkeypatch.setattr(Server, "sent", len(Server.whole))
+    source.require_whole(tmp_path, download=True)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*wanted, *([f"{leftover}/{file}"] if left else [])}
 
 
 # The catalogue

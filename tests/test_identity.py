@@ -1,10 +1,13 @@
 """What a run is: its hash, and the name that its settings give it."""
 
+from dataclasses import fields
+
 import pytest
 from cli import CONF, hash_of
 
-from dpbench.config import compose_jobs
+from dpbench.config import RunConfig, compose_jobs
 from dpbench.config.identity import name_of
+from dpbench.config.registry import SCHEMAS
 
 
 def test_the_hash_does_not_depend_on_how_a_number_is_typed():
@@ -54,6 +57,11 @@ def test_an_algorithm_is_the_stages_it_names():
     assert hash_of("algo=disk", "algo.kappa=0.6") == hash_of(
         "query=two_point", "filter=exponential", "query.kappa=0.6", "filter.kappa=0.6"
     )
+
+
+def test_no_setting_has_the_name_under_which_the_identity_has_the_class():
+    of_stages = [stage for options in SCHEMAS.values() for stage in options.values()]
+    assert [kind for kind in (RunConfig, *of_stages) if "kind" in {field.name for field in fields(kind)}] == []
 
 
 def test_a_pattern_over_algorithms_gives_the_algorithms_and_nothing_else():

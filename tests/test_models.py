@@ -77,6 +77,18 @@ def test_models_refuse_pictures_that_do_not_fit(dataset, model, sizes):
         built(dataset, model)
 
 
+@pytest.mark.parametrize("channels", [2, 4])
+def test_of_what_is_neither_grey_nor_of_three_colours_the_libraries_models_are_refused(channels):
+    levels = [0.5] * channels
+    data = ("dataset=cifar10", f"dataset.channels={channels}", f"dataset.mean={levels}", f"dataset.std={levels}")
+    says = f"takes images of 1 or 3 channels, but dataset=cifar10 has {channels}"
+    for model in ("resnet18", "resnet34", "resnet50", "resnet50_bit", "efficientnet_b0", "vit_tiny", "vit_small"):
+        with pytest.raises(UserError, match=f"^model={model}: {says}$"):
+            composed(*data, f"model={model}")
+    config = composed(*data, "model=cnn5")
+    assert config.model.build(config.dataset)(torch.zeros(1, channels, 32, 32)).shape == (1, 10)
+
+
 def wrn_parameters(depth, width):
     """Counted layer by layer: each convolution has weights, biases and gains, each norm two numbers a channel."""
 

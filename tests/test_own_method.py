@@ -135,6 +135,10 @@ class Public(Good):
         self.last = None
 
 @dataclass
+class Named(Good):
+    kind: str = "median"
+
+@dataclass
 class Unusual(Good):
     taps: Tensor | None = None
 """
@@ -153,6 +157,11 @@ BAD = {
         "bad_stages.Public",
         "",
         "filter=Public: it sets last, which is no field of it; call what it remembers or derives _last",
+    ),
+    "a field with the name of the class": (
+        "bad_stages.Named",
+        "",
+        "/schema/filter=bad_stages.Named: its field kind has the name under which a record has the class; call it",
     ),
     "a field that is no setting": ("bad_stages.Unusual", "", "its fields can't all be settings"),
     "a field it lacks": ("bad_stages.Good", "windw: 3", "filter.windw: a YAML file sets it, but Good has no such"),

@@ -14,6 +14,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from dpbench import models
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
+from dpbench.models.pretrained import weights_here
 
 CIFAR10 = ImageDataset("cifar10", channels=3, height=32, width=32, mean=[0.0] * 3, std=[1.0] * 3)
 
@@ -207,3 +208,21 @@ def test_a_hub_that_has_no_weights_is_one_sentence(hub, error, reason):
     )
     assert "set model.pretrained to that file" in text
     assert len(asked) == (2 if "holds" in reason else 1)
+
+
+def test_weights_in_the_hubs_cache_are_found_without_a_network(tmp_path, monkeypatch):
+    """Of a repository that has the older kind of file alone, which is the one file that is asked for."""
+    model, snapshot = timms(), "0123456789" * 4
+    for folder in ("refs", f"snapshots/{snapshot}"):
+        (tmp_path / "models--owner--vit" / folder).mkdir(parents=True)
+    (tmp_path / "models--owner--vit/refs/main").write_text(snapshot)
+    torch.save(model.state_dict(), tmp_path / f"models--owner--vit/snapshots/{snapshot}/pytorch_model.bin")
+    asked, download = [], huggingface_hub.hf_hub_download
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *of: asked.append(of[1]) or download(*of))
+    assert weights_here("owner/vit")
+    assert_same_features(built("owner/vit"), lambda x: model.forward_features(x)[:, 0])
+    assert asked == ["pytorch_model.bin"]
+    assert not weights_here("owner/other")
+    assert "(no network, and not in its cache)" in refusal("owner/other")

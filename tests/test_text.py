@@ -2,14 +2,18 @@
 
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cli import PLAIN, run
+from cli import PLAIN, ROOT, run
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
 
@@ -165,8 +169,8 @@ def test_missing_files_and_corrupt_sums_are_said(tmp_path):
 def test_what_the_hub_gives_is_read_alike(tmp_path, monkeypatch):
     import datasets
 
-    def load(*arguments, split):
-        assert arguments == ("nyu-mll/glue", "mnli")
+    def load(*arguments, split, revision):
+        assert (arguments, revision) == (("nyu-mll/glue", "mnli"), None)
         return datasets.Dataset.from_dict({"premise": [split], "hypothesis": ["b"], "label": [2], "idx": [0]})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
@@ -174,10 +178,81 @@ def test_what_the_hub_gives_is_read_alike(tmp_path, monkeypatch):
     assert found["mismatched"] == (["validation_mismatched"], ["b"], [2])
 
 
+STRING = {"dtype": "string", "_type": "Value"}
+# Data sets of which the hub has a script: the features of its conversion, as they were written when `datasets` ran
+# scripts, and a row.
+SCRIPTED = {
+    "e2e": (
+        {"meaning_representation": STRING, "human_reference": STRING},
+        lambda split: {"meaning_representation": "name[A]", "human_reference": f"A of {split}."},
+    ),
+    "dart": (
+        {
+            "tripleset": {"_type": "Sequence", "feature": {"_type": "Sequence", "feature": STRING}},
+            "subtree_was_extended": {"dtype": "bool", "_type": "Value"},
+            "annotations": {"_type": "Sequence", "feature": {"source": STRING, "text": STRING}},
+        },
+        lambda split: {
+            "tripleset": [["A", "OF", split]],
+            "subtree_was_extended": None,
+            "annotations": {"source": ["x"], "text": [f"A of {split}."]},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("folder", ["default", "of_another_name"])
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_what_the_hub_has_a_script_for_is_read_from_its_conversion(name, folder, tmp_path, monkeypatch):
+    """By the library itself, to which folders on this machine are repositories at their revisions."""
+    import datasets
+
+    source, (features, row) = TEXTS[name], SCRIPTED[name]
+    script = tmp_path / "main" / source.hub[0]
+    script.mkdir(parents=True)
+    (script / f"{script.name}.py").write_text("")
+    told = json.dumps({"info": {"features": features}})
+    for part in source.parts:
+        path = tmp_path / "refs/convert/parquet" / source.hub[0] / folder / part.hub / "0000.parquet"
+        path.parent.mkdir(parents=True)
+        rows = pa.Table.from_pylist([row(part.hub)]).replace_schema_metadata({"huggingface": told})
+        pq.write_table(rows, path)
+    load = datasets.load_dataset
+
+    def of_this_machine(repository, *names, split, revision=None):
+        place = str(tmp_path / (revision or "main") / repository)
+        return load(place, *names, split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", of_this_machine)
+    found = source.read(tmp_path / "root", download=True)
+    assert {part.name: found[part.name].second for part in source.parts} == {
+        part.name: [f"A of {part.hub}."] for part in source.parts
+    }
+
+
+def test_published_arrays_of_dart_are_made_lines_as_the_page_says(tmp_path, monkeypatch):
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/data_and_models.md").read_text(), re.DOTALL)
+    (tmp_path / "dart").mkdir()
+    monkeypatch.chdir(tmp_path / "dart")
+    for split in ("train", "dev", "test"):
+        entries = [{**DART[0], "subtree_was_extended": False}, DART[1]]
+        Path(f"dart-v1.1.1-full-{split}.json").write_text(json.dumps(entries, indent=2))
+    exec(program, {})
+
+    def read(samples):
+        parts = tuple(replace(part, samples=samples) for part in TEXTS["dart"].parts)
+        return replace(TEXTS["dart"], parts=parts).read(tmp_path, download=False)
+
+    told = Texts(["A : IS : b | C : HAS : d"] * 2 + ["E : IS : f"], ["A is b.", "C has d.", "E is f."], None)
+    assert read(samples=3) == dict.fromkeys(ALL, told)
+    with pytest.raises(UserError, match=r"dart/train.jsonl has 3 samples instead of 4"):
+        read(samples=4)
+
+
 def test_a_hub_that_is_not_there_is_said(tmp_path, monkeypatch):
     import datasets
 
-    def load(*arguments, split):
+    def load(*arguments, split, revision):
         raise ConnectionError("no route\nto it")
 
     monkeypatch.setattr(datasets, "load_dataset", load)

@@ -80,6 +80,27 @@ def texts(tmp_path) -> Path:
 BYTES = ("model.tokenizer=bytes", "model.vocabulary=259", "model.padding=258")
 
 
+ENCODER = ("model.width=8", "model.depth=2", "model.heads=2", "model.longest=32", "model.pretrained=null")
+ENCODERS = (("roberta_base", "all"), ("roberta_base", "lora"), ("bert_base", "last_layer"))
+
+
+@pytest.mark.parametrize("model", ENCODERS, ids="-".join)
+def test_an_encoder_of_texts_is_taken_by_its_class(texts, model):
+    name, trains = model
+    record = trained_by(
+        texts / "results", "-cd", str(texts / "conf"), "dataset=mine", f"data.root={texts / 'data'}", "epochs=2",
+        f"model={name}", f"model.trained={trains}", *ENCODER, *BYTES, "dataset.max_length=24",
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (texts / "data/mine/test.jsonl").read_text().splitlines()]
+    logits = as_documented(record, [(line["text"], line["text_pair"]) for line in lines])
+    assert share(logits, torch.tensor([line["label"] for line in lines])) == pytest.approx(final_accuracy(record))
+    config = (record / "config.yaml").read_text()
+    assert re.findall(r"^  (?:kind: TextEncoder|family: .*)$", config, re.MULTILINE) == [
+        "  kind: TextEncoder",
+        f"  family: {name.removesuffix('_base')}",
+    ]
+
+
 def test_texts_are_classified_as_the_record_says(texts):
     settings = ("-cd", str(texts / "conf"), "dataset=mine", f"data.root={texts / 'data'}", "epochs=2", *BYTES)
     record = trained_by(texts / "results", *settings)

@@ -343,12 +343,13 @@ def test_texts_of_another_form_are_told_in_a_sentence(tmp_path, monkeypatch, nam
 def test_an_archive_is_unpacked_nowhere_else(tmp_path, monkeypatch, name):
     root = tmp_path / "outer" / "root"
     root.mkdir(parents=True)
-    inner = "data/names/Arabic.txt" if name == "names" else "adult.data"
+    inner = ["data/names/Arabic.txt"] if name == "names" else ["adult.data", "adult.test"]
 
     def fetch(url: str, folder: str, filename: str, md5: str | None = None) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(Path(folder) / filename, "w") as archive:
-            archive.writestr(inner, "x")
+            for file in inner:
+                archive.writestr(file, "x")
             for attack in ("../evil", "../../evil", "../../../evil", "/evil", f"{tmp_path}/evil"):
                 archive.writestr(attack, "evil")
 

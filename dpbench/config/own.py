@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -96,6 +96,9 @@ def own_stage(group: str, module: str, name: str) -> type:
     # A subclass inherits what makes its parent a dataclass, but the fields that it adds itself would not be settings.
     if not is_dataclass(kind) or "__dataclass_params__" not in vars(kind):
         raise _refused(group, typed, f"{expected}; it lacks @dataclass")
+    if any(field.name == "kind" for field in fields(kind)):
+        problem = "its field kind has the name under which a record has the class; call it otherwise"
+        raise _refused(group, typed, problem)
     if missing := [name for name in dir(kind) if not name.startswith("_") and _is_abstract(getattr(kind, name))]:
         raise _refused(group, typed, f"it lacks {' and '.join(missing)}, which {contract.__name__} leaves to it")
     return kind

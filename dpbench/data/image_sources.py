@@ -58,12 +58,12 @@ class Torchvision(FileSource, ImageSource):
     def _open(self, root: Path, split: dict[str, Any], *, download: bool) -> Any:
         import torchvision.datasets
 
-        kind = getattr(torchvision.datasets, self.kind)
+        # What an old torchvision has made of MNIST's files has no known sums, and would be taken in their place.
+        changed = {"_check_legacy_exist": lambda _: False}
         if not download:
-            # It would take the sums of all files for each split; they have just been checked, see `read`. Those of
-            # MNIST that an old torchvision has converted were not.
-            checked = {"_check_integrity": lambda _: True, "_check_legacy_exist": lambda _: False}
-            kind = type(self.kind, (kind,), checked)
+            # It would take the sums of all files for each split; they have just been checked, see `read`.
+            changed["_check_integrity"] = lambda _: True
+        kind = type(self.kind, (getattr(torchvision.datasets, self.kind),), changed)
         return kind(str(root / self.folder), download=download, **split)
 
     @override

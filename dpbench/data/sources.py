@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from torch import Tensor
@@ -169,6 +172,21 @@ class File:
 def _md5(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+@contextmanager
+def fetched(url: str, root: Path) -> Iterator[Path]:
+    """The files of an archive, in a folder that is there for so long.
+
+    It lies under the data root, so that what is moved from it is there whole or not at all, and an archive that was
+    fetched in part is not taken for the whole one at the next attempt.
+    """
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    root.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".fetched-", dir=root) as folder:
+        download_and_extract_archive(url, folder)
+        yield Path(folder)
 
 
 @dataclass(frozen=True)

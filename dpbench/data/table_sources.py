@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.data.sources import File, FileSource, Source
+from dpbench.data.sources import File, FileSource, Source, fetched
 
 # Features float32 (N, F), labels int64 (N,).
 Rows = tuple[Tensor, Tensor]
@@ -75,9 +75,10 @@ class Adult(FileSource, TableSource):
 
     @override
     def fetch(self, root: Path) -> None:
-        from torchvision.datasets.utils import download_and_extract_archive
-
-        download_and_extract_archive(self.URL, str(root / "adult"))
+        with fetched(self.URL, root) as folder:
+            for path in (root / file.path for file in self.files):
+                path.parent.mkdir(exist_ok=True)
+                (folder / path.name).replace(path)
 
     @override
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:

@@ -53,6 +53,15 @@ class Model:
                 value=self.name,
             )
 
+    def _require_grey_or_colour(self, dataset: ImageDataset) -> None:
+        Model.check(self, dataset)
+        if dataset.channels not in (1, 3):
+            raise UserError(
+                f"takes images of 1 or 3 channels, but dataset={dataset.name} has {dataset.channels}",
+                field="model",
+                value=self.name,
+            )
+
 
 @dataclass
 class PretrainedModel(Model):

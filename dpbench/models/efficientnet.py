@@ -34,6 +34,10 @@ class EfficientNet(Model):
         require_size(self.image_size)
 
     @override
+    def check(self, dataset: ImageDataset) -> None:
+        self._require_grey_or_colour(dataset)
+
+    @override
     def build(self, dataset: ImageDataset) -> nn.Module:
         from torchvision.models import efficientnet_b0
 

@@ -17,7 +17,7 @@ from dpbench.models.base import PretrainedModel, require_transformer
 from dpbench.models.pretrained import Weights, load_pretrained, train_only
 from dpbench.models.text import TextModel
 
-KINDS = ("roberta", "bert")
+FAMILIES = ("roberta", "bert")
 TRAINED = ("all", "head", "last_layer", "lora")
 # Where LoRA's factors go, as in Hu et al. 2022.
 LORA_TARGETS = ["query", "value"]
@@ -56,14 +56,14 @@ class TextEncoder(PretrainedText):
     trained where `trained` is last_layer. The tokens of a pair's second text are told from the first by the separator.
 
     Attributes:
-        kind: "roberta" or "bert".
+        family: "roberta" or "bert".
         separator: id of BERT's mark between two texts.
         trained: "all"; "head"; "last_layer", with pooler and head; or "lora", factors of the queries and values in
             the place of the layers, with the head.
         lora_rank: of the factors.
     """
 
-    kind: str = "roberta"
+    family: str = "roberta"
     separator: int = 102
     trained: str = "all"
     lora_rank: int = 16
@@ -71,7 +71,7 @@ class TextEncoder(PretrainedText):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.kind in KINDS, "model.kind", self.kind, f"one of {', '.join(KINDS)}")
+        require(self.family in FAMILIES, "model.family", self.family, f"one of {', '.join(FAMILIES)}")
         require(self.trained in TRAINED, "model.trained", self.trained, f"one of {', '.join(TRAINED)}")
         require(self.lora_rank > 0, "model.lora_rank", self.lora_rank, "a whole number > 0")
 
@@ -79,7 +79,7 @@ class TextEncoder(PretrainedText):
     def build(self, dataset: Dataset) -> nn.Module:
         import transformers
 
-        of_roberta = self.kind == "roberta"
+        of_roberta = self.family == "roberta"
         settings: dict[str, Any] = {
             "vocab_size": self.vocabulary,
             "hidden_size": self.width,
@@ -101,15 +101,15 @@ class TextEncoder(PretrainedText):
         else:
             net = transformers.BertForSequenceClassification(transformers.BertConfig(**settings))
         if self.pretrained is not None:
-            load_pretrained(net, self.pretrained, head="classifier.", adapt=_body(self.kind))
+            load_pretrained(net, self.pretrained, head="classifier.", adapt=_body(self.family))
         train_only(net, self._trains)
         if self.trained == "lora":
             net = self._with_factors(net)
         return _Classifier(net, self.padding, None if of_roberta else self.separator)
 
     def _trains(self, name: str) -> bool:
-        last = f"{self.kind}.encoder.layer.{self.depth - 1}."
-        ends = ("classifier.", *((last, f"{self.kind}.pooler.") if self.trained == "last_layer" else ()))
+        last = f"{self.family}.encoder.layer.{self.depth - 1}."
+        ends = ("classifier.", *((last, f"{self.family}.pooler.") if self.trained == "last_layer" else ()))
         return self.trained == "all" or name.startswith(ends)
 
     def _with_factors(self, net: nn.Module) -> nn.Module:
@@ -208,16 +208,16 @@ class NextToken(nn.Module):
         return logits
 
 
-def _body(kind: str) -> Callable[[Weights], Weights]:
+def _body(family: str) -> Callable[[Weights], Weights]:
     """What a checkpoint of masked language modelling has for a classifier, under its names."""
 
     def adapt(weights: Weights) -> Weights:
         kept: Weights = {}
         for name, value in weights.items():
             name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-            if name.endswith("position_ids") or (kind == "roberta" and name.startswith("roberta.pooler.")):
+            if name.endswith("position_ids") or (family == "roberta" and name.startswith("roberta.pooler.")):
                 continue
-            if name.startswith((f"{kind}.", "classifier.")):
+            if name.startswith((f"{family}.", "classifier.")):
                 kept[name] = value
         return kept
 

@@ -48,6 +48,10 @@ class ResNet(Model):
         require_size(self.image_size)
 
     @override
+    def check(self, dataset: ImageDataset) -> None:
+        self._require_grey_or_colour(dataset)
+
+    @override
     def build(self, dataset: ImageDataset) -> nn.Module:
         from torchvision.models import resnet
 
@@ -76,6 +80,10 @@ class BiTResNet(Model):
 
     def __post_init__(self) -> None:
         require_size(self.image_size)
+
+    @override
+    def check(self, dataset: ImageDataset) -> None:
+        self._require_grey_or_colour(dataset)
 
     @override
     def build(self, dataset: ImageDataset) -> nn.Module:

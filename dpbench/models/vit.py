@@ -58,6 +58,10 @@ class VisionTransformer(PretrainedModel):
         require(self.trained in TRAINED, "model.trained", self.trained, f"one of {', '.join(TRAINED)}")
 
     @override
+    def check(self, dataset: ImageDataset) -> None:
+        self._require_grey_or_colour(dataset)
+
+    @override
     def build(self, dataset: ImageDataset) -> nn.Module:
         from timm.models import vision_transformer
 
