@@ -308,6 +308,28 @@ def test_what_is_not_trained_may_not_be_part_of_what_is(buffer):
     assert len(FlatParameters(model)) == 17
 
 
+@pytest.mark.parametrize("cut", [lambda w: w, lambda w: w[1:].t(), lambda w: w.view(-1)[2:4]])
+def test_nor_may_a_plain_attribute_be(cut):
+    """It would stay as it was while training moves the parameter."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[1].also = cut(model[0].weight.detach())
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.also' of the model share memory"):
+        FlatParameters(model)
+    model[1].also = model[1].also.clone()
+    assert len(FlatParameters(model)) == 17
+
+
+def test_attributes_that_follow_their_parameter_may_share_its_memory():
+    """The parameter itself, and the weight that spectral norm sets anew in each pass."""
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)).eval()
+    assert model[0].weight.data_ptr() == model[0].weight_orig.data_ptr()
+    object.__setattr__(model[1], "also", model[1].weight)
+    engine = engine_in_float64(model)
+    assert_right(engine, (torch.randn(5, 4).double(), torch.randint(3, (5,))))
+    engine.flat.vector.add_(1.0)
+    assert torch.equal(model[1].also, model[1].weight)
+
+
 def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():
     whole = torch.arange(12.0).view(3, 4)
     model = nn.ParameterList([nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:])])
