@@ -380,3 +380,52 @@ def test_parameters_that_are_not_those_of_the_vector_any_more_are_refused(change
         with pytest.raises(UserError, match=rf"parameters of the model were .*{what}"):
             asked()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Parameters outside of known layers, which others stand for within a pass
+
+
+class ByTwoNames(nn.Module):
+    """Has a parameter under two names, the second of which nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+        self.also = self.scale
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(x) * self.scale + self.shift))
+
+
+def test_a_parameter_of_two_names_keeps_its_place():
+    """Else the model would seem to train other parameters in the second batch."""
+    model = ByTwoNames()
+    names = list(dict(model.named_parameters()))
+    engine = engine_in_float64(model)
+    for _ in range(3):
+        assert_right(engine, (torch.randn(5, 6).double(), torch.randint(3, (5,))))
+    assert isinstance(engine._way, Books)
+    assert list(dict(model.named_parameters())) == names
+
+
+class RecurrentInEvaluation(nn.Module):
+    """Puts a layer behind another one that keeps its parameters in two places, in evaluation alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.recurrent, self.head = nn.Linear(6, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        return self.head(h if self.training else self.recurrent(h.unsqueeze(1))[0].squeeze(1))
+
+
+def test_a_layer_that_keeps_its_parameters_twice_has_both_back():
+    model = RecurrentInEvaluation().double()
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    before = model.eval()(x)
+    assert_right(engine_in_float64(model.train()), (x, y))
+    pairs = zip(model.recurrent._flat_weights, model.recurrent.parameters(), strict=True)
+    assert all(one is other for one, other in pairs)
+    assert torch.equal(model.eval()(x), before)
