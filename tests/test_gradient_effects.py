@@ -154,6 +154,89 @@ def test_what_is_made_once_for_all_samples_may_be_kept():
     assert_right(engine_in_float64(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
 
 
+class CentringByTheFirst(nn.Module):
+    """Centres by the mean of the first batch that it sees, in any pass or in one with gradients."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.layer, self.always, self.mean = nn.Linear(6, 3), always, None
+
+    def forward(self, x):
+        if self.mean is None and (self.always or torch.is_grad_enabled()):
+            self.mean = x.detach().mean(0)
+        return self.layer(x if self.mean is None else x - self.mean)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("always", [True, False])
+def test_a_model_that_keeps_something_of_its_first_batch_alone_is_refused(always, shared):
+    """Each time, since it has not seen a sample by then."""
+    engine = engine_in_float64(CentringByTheFirst(always).train())
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    if shared:
+        fused = FusedGradients(engine.model, engine.flat, cross_entropy)
+        with pytest.raises(UserError, match="another one after a pass of other samples"):
+            fused.objection(x, y)
+    for _ in range(2):
+        with pytest.raises(UserError, match="another one after a pass of other samples"):
+            engine.record([Point(1.0, engine.flat.vector)], x, y)
+
+
+class Distilled(nn.Module):
+    """Learns from a teacher that is none of its modules."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.layer, self.teacher = nn.Linear(6, 3), [teacher]
+
+    def forward(self, x):
+        return self.layer(x) - 0.5 * self.teacher[0](x)
+
+
+def beside_the_model(place):
+    """A model, its loss, and tensors that both depend on beside the parameters."""
+    teacher, temperature = nn.Linear(6, 3).double(), torch.ones((), dtype=torch.float64, requires_grad=True)
+    if place == "model":
+        return Distilled(teacher), cross_entropy, list(teacher.parameters())
+    return nn.Linear(6, 3), lambda outputs, targets: cross_entropy(outputs / temperature, targets), [temperature]
+
+
+@pytest.mark.parametrize("place", ["model", "loss"])
+def test_no_gradient_of_all_samples_is_left_outside_of_the_model(place):
+    model, loss, others = beside_the_model(place)
+    engine = engine_in_float64(model.train(), loss)
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    with pytest.raises(UserError, match=r"a gradient by a tensor of shape .* that is no parameter of the model"):
+        engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert all(other.grad is None for other in others)
+    for other in others:
+        other.requires_grad_(False)
+    assert_right(engine, (x, y))
+
+
+class OfInputGradients(nn.Module):
+    """Adds the gradient of an energy by the input, which each pass lets require one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x.requires_grad_()
+            energy = x.pow(4).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return self.head(torch.tanh(self.inner(x)) + force)
+
+
+def test_what_a_pass_makes_for_itself_may_require_a_gradient():
+    engine = engine_in_float64(OfInputGradients())
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(engine._way, Books)
+    assert_right(engine, (x.detach(), y))
+
+
 class Counting(nn.Module):
     """Counts its passes, and mixes samples where it is told to, so that each has a pass of its own."""
 

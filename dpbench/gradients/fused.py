@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.effects import changed_buffer
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
@@ -32,7 +33,6 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
     Compared,
-    changed_buffer,
     deviation,
     deviation_of_sums,
     draws_at_random,
@@ -116,12 +116,13 @@ class FusedGradients(PerSampleGradients):
         for layer, forward in self.owners.known:
             if forward not in BY_SEED:
                 return f"{type(layer).__name__} takes one seed at a time"
+        # Before the model has seen other samples, for something of its first ones may be what it keeps (settle.py).
+        way = self.way([Point(1.0, self.flat.vector)], inputs, targets)
         if draws_at_random(self.model, self.losses, inputs[:1], targets[:1]):
             return "the model draws random numbers, which each seed has its own of"
         if (name := changed_buffer(self.model, self.losses, inputs[:1], targets[:1])) is not None:
             return f"a pass changes the model's buffer {name!r}, which each seed has its own of"
-        point = [Point(1.0, self.flat.vector)]
-        if not isinstance(self.way(point, inputs, targets), Books):
+        if not isinstance(way, Books):
             return "the model falls back to materialised per-sample gradients"
         copy = undisturbed_copy(self.model)
         assert copy is not None  # its books were compared
