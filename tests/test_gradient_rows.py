@@ -1,14 +1,21 @@
 """Rows that follow the data, which a batch need not show: operations that pick them, and models that do."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import assert_right, engine_in_float64
+from gradient_checks import assert_right, cross_entropy, engine_in_float64, one_by_one
 from small_models import CLASSES, TOKENS, TokenClassifier
 from torch import nn
 
+from dpbench.gradients import PerSampleGradients
+from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.request import Request
 from dpbench.gradients.row_order import rows_by_data
+from dpbench.gradients.settle import UNDECIDED, problem_in_batch
 from dpbench.gradients.way import Books, Rows
+from dpbench.query import Point
 
 pytestmark = [
     pytest.mark.usefixtures("seeded"),
@@ -101,16 +108,22 @@ class Turned(TokenClassifier):
         return torch.cat([x[-by:], x[:-by]]) if self.cut else x.roll(by, 0)
 
     def hidden(self, ids):
-        h, by = self.embedding(ids).mean(1), 1 + int((ids == 0).sum() > 0)
+        h, by = self.embedding(ids).mean(1), int((ids == 0).any(1).sum())
         return self.turned(torch.tanh(self.inner(self.turned(h, by))), len(ids) - by)
+
+
+def permutation(numbers):
+    """The matrix whose product with rows puts them in the order of these numbers, of rows, shape (n, n)."""
+    places = torch.arange(len(numbers))
+    before = (numbers < numbers.unsqueeze(1)) | ((numbers == numbers.unsqueeze(1)) & (places < places.unsqueeze(1)))
+    return F.one_hot(before.sum(1), len(numbers)).t()
 
 
 class ByAMatrix(TokenClassifier):
     """Puts samples in the order of their lengths by a product with a permutation."""
 
     def hidden(self, ids):
-        rank = (ids != 0).sum(1).argsort(descending=True, stable=True).argsort()
-        order = F.one_hot(rank, len(ids)).to(self.inner.weight).t()
+        order = permutation((ids == 0).sum(1)).to(self.inner.weight)
         return order.t() @ torch.tanh(self.inner(order @ self.embedding(ids).mean(1)))
 
 
@@ -251,9 +264,9 @@ CHOICES = {
     "turn by a number": (lambda x: x.roll(int(x[0, 0] > 9), 0), True),
     "turn of all by a number": (lambda x: x.roll(3 * int(x[0, 0] > 9)), True),
     "turn of features by a number": (lambda x: x.roll(int(x[0, 0] > 9), 1), False),
-    "product with a permutation": (lambda x: permutation(x) @ x, True),
-    "product of sequences with a permutation": (lambda x: (permutation(x) @ x.expand(5, 4, 3))[0], True),
-    "sum with a permutation": (lambda x: (permutation(x) @ x[:, 0]).unsqueeze(1).expand(4, 3), True),
+    "product with a permutation": (lambda x: order(x) @ x, True),
+    "product of sequences with a permutation": (lambda x: (order(x) @ x.expand(5, 4, 3))[0], True),
+    "sum with a permutation": (lambda x: (order(x) @ x[:, 0]).unsqueeze(1).expand(4, 3), True),
     "product of each sample": (lambda x: (x.unsqueeze(1) @ x.unsqueeze(2) @ x.unsqueeze(1)).squeeze(1), False),
     "product of one sample after the other": (lambda x: torch.stack([row.outer(row) @ row for row in x]), False),
     "product with what is made for it": (lambda x: x @ x.new_ones(3, 3), False),
@@ -266,16 +279,16 @@ def in_python(x):
     return list(x)
 
 
+def order(x):
+    return permutation(x[:, 0]).to(x)
+
+
 def put(rows):
     """Rows in one tensor."""
     whole = torch.zeros(4, 3)
     for place, row in zip(whole, rows, strict=True):
         place.copy_(row)
     return whole
-
-
-def permutation(x):
-    return F.one_hot(x[:, 0].argsort().argsort(), 4).to(x)
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -292,3 +305,138 @@ def test_operations_that_pick_rows_by_data(name):
 
     model = Model()
     assert (rows_by_data(model, [model.layer], [], torch.randn(4, 3)) is not None) == picks
+
+
+# What layers read, which shows in the pass
+
+
+class WithoutPaddingWhereThereIsSome(TokenClassifier):
+    """Spares itself the trouble in a batch without."""
+
+    def hidden(self, ids):
+        real, h = ids != 0, self.embedding(ids)
+        if real.all():
+            return torch.tanh(self.inner(h)).sum(1)
+        out = torch.zeros_like(h)
+        out[real] = torch.tanh(self.inner(h[real]))
+        return out.sum(1)
+
+
+class CutToTheLongest(TokenClassifier):
+    def hidden(self, ids):
+        ids = ids[:, : int((ids != 0).sum(1).max())]
+        return (torch.tanh(self.inner(self.embedding(ids))) * (ids != 0).unsqueeze(2)).sum(1)
+
+
+class NowAndThen(TokenClassifier):
+    """Leaves a layer out of some passes, at random."""
+
+    def hidden(self, ids):
+        h = self.embedding(ids).sum(1)
+        return torch.tanh(self.inner(h)) if random.random() < 0.5 else h
+
+
+class Pooled(TokenClassifier):
+    def hidden(self, ids):
+        return torch.tanh(self.inner(self.embedding(ids))).sum(1)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Grows with each comparison of a batch."""
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return problem_in_batch(*arguments)
+
+    monkeypatch.setattr("dpbench.gradients.per_sample.problem_in_batch", counted)
+    return calls
+
+
+def comparisons(engine, calls, *batches):
+    """How many there are of each batch, which is no due one."""
+    numbers = []
+    for ids in batches:
+        engine._batches, before = 4, len(calls)
+        engine.record([Point(1.0, engine.flat.vector)], ids, CLASSES[: len(ids)])
+        numbers.append(len(calls) - before)
+    return numbers
+
+
+def test_a_batch_in_which_a_layer_reads_something_new_is_compared_before_it_counts(compared):
+    engine = engine_in_float64(WithoutPaddingWhereThereIsSome())
+    assert comparisons(engine, compared, INNOCENT, TOKENS, INNOCENT[:2]) == [1, 0, 0]
+    assert isinstance(engine._way, Books)
+    assert_right(engine, (RAGGED, CLASSES), (ODD, CLASSES), (INNOCENT, CLASSES))
+    assert isinstance(engine._way, Rows)
+
+
+def test_such_a_batch_is_no_surprise_where_books_are_right(compared):
+    """A length of tokens is one more comparison, whether it is that of the inputs or one that the model cuts to."""
+    shorter = INNOCENT * torch.tensor([1, 1, 1, 0])
+    engine = engine_in_float64(CutToTheLongest())
+    batches = INNOCENT, TOKENS, INNOCENT[:3], shorter, shorter[:2], INNOCENT, shorter
+    assert comparisons(engine, compared, *batches) == [1, 0, 0, 1, 0, 0, 0]
+    assert_right(engine, (INNOCENT, CLASSES), (shorter, CLASSES), (RAGGED, CLASSES))
+    assert isinstance(engine._way, Books)
+    resumed = PerSampleGradients(engine.model, engine.flat, engine.loss)
+    resumed.load_state_dict(engine.state_dict())
+    assert comparisons(resumed, compared, shorter, *batches) == [1] + [0] * 7
+
+
+def test_ordinary_batches_are_compared_once_for_each_length(compared):
+    engine = engine_in_float64(Pooled())
+    batches = INNOCENT, RAGGED, INNOCENT[:, :3], INNOCENT[:1], INNOCENT[:3, :3], ODD
+    assert comparisons(engine, compared, *batches) == [1, 0, 1, 0, 0, 0]
+
+
+def test_a_layer_that_some_passes_leave_out_is_compared_once(compared):
+    engine = engine_in_float64(NowAndThen().train())
+    for seed in range(12):
+        random.seed(seed)
+        comparisons(engine, compared, INNOCENT)
+    assert isinstance(engine._way, Books)
+    assert len(compared) == 2
+
+
+def test_a_batch_that_can_not_be_compared_settles_nothing(monkeypatch):
+    engine = engine_in_float64(WithoutPaddingWhereThereIsSome())
+    points = [Point(1.0, engine.flat.vector)]
+    engine.record(points, INNOCENT, CLASSES)
+    want = one_by_one(engine, RAGGED, CLASSES).norm(dim=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpbench.gradients.per_sample.problem_in_batch", lambda *_: UNDECIDED)
+        torch.testing.assert_close(engine.record(points, RAGGED, CLASSES).norms()[0], want)
+    assert isinstance(engine._way, Books)
+    torch.testing.assert_close(engine.record(points, RAGGED, CLASSES).norms()[0], want)
+    assert isinstance(engine._way, Rows)
+
+
+def test_what_layers_read_is_plain(tmp_path):
+    engine = engine_in_float64(Pooled())
+    engine.record([Point(1.0, engine.flat.vector)], TOKENS, CLASSES)
+    # The place of the parameter, rows for each sample, and the shape of one of them.
+    state = engine.state_dict()
+    assert state["compared_batches"]["reads"] == [(0, 1.0, 4), (1, 1.0, 4, 5), (3, 1.0, 5)]
+    torch.save(state, tmp_path / "state.pt")
+    resumed = PerSampleGradients(engine.model, engine.flat, engine.loss)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert resumed.state_dict() == state
+
+
+def test_seeds_do_not_share_a_pass_in_which_a_layer_reads_something_new():
+    engines = [engine_in_float64(WithoutPaddingWhereThereIsSome()) for _ in range(3)]
+    fused = FusedGradients(engines[0].model, engines[0].flat, cross_entropy)
+
+    def sums(ids):
+        requests = [Request(one, [Point(1.0, one.flat.vector)], [(ids, CLASSES)], torch.ones_like) for one in engines]
+        for found, one in zip(fused.clipped_sums(requests), engines, strict=True):
+            torch.testing.assert_close(found.total, one_by_one(one, ids, CLASSES).sum(0))
+            torch.testing.assert_close(found.norms, one_by_one(one, ids, CLASSES).norm(dim=1))
+
+    for _ in range(2):
+        sums(INNOCENT)
+    with pytest.warns(UserWarning, match="seeds computed one by one"):
+        sums(RAGGED)
+    sums(ODD)

@@ -13,6 +13,7 @@ from dpbench.devices import out_of_memory
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.recording import Read
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses.base import SMALLEST_SQUARE
 from dpbench.stage import State
@@ -56,23 +57,29 @@ class Compared:
     def __init__(self) -> None:
         self.most = 0
         self._shapes: set[Shapes] = set()
+        self._reads: set[Read] = set()
 
     def has_like(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether samples of one of them had the shapes that these have."""
         return _of_samples(inputs, targets) in self._shapes
 
-    def add(self, inputs: Tensor, targets: Tensor, samples: int) -> None:
-        """A batch of so many samples like these was compared."""
+    def has_read(self, reads: set[Read]) -> bool:
+        """Whether layers read all this in one or another of them; else the rows of samples may be others this time."""
+        return reads <= self._reads
+
+    def add(self, inputs: Tensor, targets: Tensor, samples: int, reads: set[Read]) -> None:
+        """A batch of so many samples like these was compared, in which layers read this."""
         self.most = max(self.most, samples)
         self._shapes.add(_of_samples(inputs, targets))
+        self._reads |= reads
 
     def state_dict(self) -> State:
         """Of plain values."""
-        return {"most": self.most, "shapes": sorted(self._shapes)}
+        return {"most": self.most, "shapes": sorted(self._shapes), "reads": sorted(self._reads)}
 
     def load_state_dict(self, state: State) -> None:
         """Go on as the state was saved."""
-        self.most, self._shapes = state["most"], set(state["shapes"])
+        self.most, self._shapes, self._reads = state["most"], set(state["shapes"]), set(state["reads"])
 
 
 def _of_samples(inputs: Tensor, targets: Tensor) -> Shapes:
@@ -135,6 +142,15 @@ def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, of_pa
         if not bool((one - other).norm() <= of_own * other.norm() + of_all * whole):
             return f"in a batch, gradients of {name!r} deviate from autograd's"
     return None
+
+
+def deviation_of_norms(have: Tensor, want: Tensor, *, half: bool) -> str | None:
+    """What deviates where norms of the samples of a batch, shape (B,), are taken in another way, or None.
+
+    Of all together: one sample at a kink of the model, as of a ReLU, has another gradient by rounding alone.
+    """
+    tolerance = sum(TOLERANCE_IN_HALF if half else TOLERANCE[want.dtype])
+    return None if bool((have - want).norm() <= tolerance * want.norm()) else "in a batch, norms deviate"
 
 
 def short_norm(flat: FlatParameters, tape: Tape, which: int) -> str | None:
