@@ -179,7 +179,8 @@ def restricted(engine, kinds):
 def trust(engine, way, inputs, targets):
     """Let an engine take a way without comparing it in one of the next batches like this one."""
     engine._way, engine._batches = way, 4
-    engine._compared_batches.add(inputs, targets, len(targets))
+    engine._compared_batches.add(inputs, targets, len(targets), set())
+    engine._compared_batches.has_read = lambda reads: True
 
 
 def groups_of(flat, per_layer):

@@ -154,6 +154,89 @@ def test_what_is_made_once_for_all_samples_may_be_kept():
     assert_right(engine_in_float64(Caching(6, 3)), (torch.randn(4, 6).double(), torch.randint(3, (4,))))
 
 
+class CentringByTheFirst(nn.Module):
+    """Centres by the mean of the first batch that it sees, in any pass or in one with gradients."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.layer, self.always, self.mean = nn.Linear(6, 3), always, None
+
+    def forward(self, x):
+        if self.mean is None and (self.always or torch.is_grad_enabled()):
+            self.mean = x.detach().mean(0)
+        return self.layer(x if self.mean is None else x - self.mean)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("always", [True, False])
+def test_a_model_that_keeps_something_of_its_first_batch_alone_is_refused(always, shared):
+    """Each time, since it has not seen a sample by then."""
+    engine = engine_in_float64(CentringByTheFirst(always).train())
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    if shared:
+        fused = FusedGradients(engine.model, engine.flat, cross_entropy)
+        with pytest.raises(UserError, match="another one after a pass of other samples"):
+            fused.objection(x, y)
+    for _ in range(2):
+        with pytest.raises(UserError, match="another one after a pass of other samples"):
+            engine.record([Point(1.0, engine.flat.vector)], x, y)
+
+
+class Distilled(nn.Module):
+    """Learns from a teacher that is none of its modules."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.layer, self.teacher = nn.Linear(6, 3), [teacher]
+
+    def forward(self, x):
+        return self.layer(x) - 0.5 * self.teacher[0](x)
+
+
+def beside_the_model(place):
+    """A model, its loss, and tensors that both depend on beside the parameters."""
+    teacher, temperature = nn.Linear(6, 3).double(), torch.ones((), dtype=torch.float64, requires_grad=True)
+    if place == "model":
+        return Distilled(teacher), cross_entropy, list(teacher.parameters())
+    return nn.Linear(6, 3), lambda outputs, targets: cross_entropy(outputs / temperature, targets), [temperature]
+
+
+@pytest.mark.parametrize("place", ["model", "loss"])
+def test_no_gradient_of_all_samples_is_left_outside_of_the_model(place):
+    model, loss, others = beside_the_model(place)
+    engine = engine_in_float64(model.train(), loss)
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    with pytest.raises(UserError, match=r"a gradient by a tensor of shape .* that is no parameter of the model"):
+        engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert all(other.grad is None for other in others)
+    for other in others:
+        other.requires_grad_(False)
+    assert_right(engine, (x, y))
+
+
+class OfInputGradients(nn.Module):
+    """Adds the gradient of an energy by the input, which each pass lets require one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x.requires_grad_()
+            energy = x.pow(4).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return self.head(torch.tanh(self.inner(x)) + force)
+
+
+def test_what_a_pass_makes_for_itself_may_require_a_gradient():
+    engine = engine_in_float64(OfInputGradients())
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(engine._way, Books)
+    assert_right(engine, (x.detach(), y))
+
+
 class Counting(nn.Module):
     """Counts its passes, and mixes samples where it is told to, so that each has a pass of its own."""
 
@@ -308,6 +391,28 @@ def test_what_is_not_trained_may_not_be_part_of_what_is(buffer):
     assert len(FlatParameters(model)) == 17
 
 
+@pytest.mark.parametrize("cut", [lambda w: w, lambda w: w[1:].t(), lambda w: w.view(-1)[2:4]])
+def test_nor_may_a_plain_attribute_be(cut):
+    """It would stay as it was while training moves the parameter."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    model[1].also = cut(model[0].weight.detach())
+    with pytest.raises(UserError, match=r"'0\.weight' and '1\.also' of the model share memory"):
+        FlatParameters(model)
+    model[1].also = model[1].also.clone()
+    assert len(FlatParameters(model)) == 17
+
+
+def test_attributes_that_follow_their_parameter_may_share_its_memory():
+    """The parameter itself, and the weight that spectral norm sets anew in each pass."""
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)).eval()
+    assert model[0].weight.data_ptr() == model[0].weight_orig.data_ptr()
+    object.__setattr__(model[1], "also", model[1].weight)
+    engine = engine_in_float64(model)
+    assert_right(engine, (torch.randn(5, 4).double(), torch.randint(3, (5,))))
+    engine.flat.vector.add_(1.0)
+    assert torch.equal(model[1].also, model[1].weight)
+
+
 def test_parameters_that_are_parts_of_one_tensor_stay_what_they_are():
     whole = torch.arange(12.0).view(3, 4)
     model = nn.ParameterList([nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:])])
@@ -358,3 +463,52 @@ def test_parameters_that_are_not_those_of_the_vector_any_more_are_refused(change
         with pytest.raises(UserError, match=rf"parameters of the model were .*{what}"):
             asked()
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Parameters outside of known layers, which others stand for within a pass
+
+
+class ByTwoNames(nn.Module):
+    """Has a parameter under two names, the second of which nothing uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+        self.also = self.scale
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(x) * self.scale + self.shift))
+
+
+def test_a_parameter_of_two_names_keeps_its_place():
+    """Else the model would seem to train other parameters in the second batch."""
+    model = ByTwoNames()
+    names = list(dict(model.named_parameters()))
+    engine = engine_in_float64(model)
+    for _ in range(3):
+        assert_right(engine, (torch.randn(5, 6).double(), torch.randint(3, (5,))))
+    assert isinstance(engine._way, Books)
+    assert list(dict(model.named_parameters())) == names
+
+
+class RecurrentInEvaluation(nn.Module):
+    """Puts a layer behind another one that keeps its parameters in two places, in evaluation alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.recurrent, self.head = nn.Linear(6, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.layer(x))
+        return self.head(h if self.training else self.recurrent(h.unsqueeze(1))[0].squeeze(1))
+
+
+def test_a_layer_that_keeps_its_parameters_twice_has_both_back():
+    model = RecurrentInEvaluation().double()
+    x, y = torch.randn(5, 6).double(), torch.randint(3, (5,))
+    before = model.eval()(x)
+    assert_right(engine_in_float64(model.train()), (x, y))
+    pairs = zip(model.recurrent._flat_weights, model.recurrent.parameters(), strict=True)
+    assert all(one is other for one, other in pairs)
+    assert torch.equal(model.eval()(x), before)

@@ -1,4 +1,4 @@
-"""Models whose books would be wrong without a sign: by rows that follow the data, rare uses, and ways taken before."""
+"""Models whose books would be wrong without a sign: by batches of another kind, rare uses, and ways taken before."""
 
 import warnings
 
@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gradient_checks import assert_right, engine_in_float64
-from small_models import CLASSES, TOKENS, CountingPasses, TimeFirst, TokenClassifier
+from small_models import CountingPasses, TimeFirst
 from torch import nn
 
 from dpbench.errors import UserError
 from dpbench.gradients import PerSampleGradients
-from dpbench.gradients.row_order import rows_by_data
 from dpbench.gradients.verify import moved
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
@@ -22,153 +21,7 @@ pytestmark = [
 ]
 
 
-# Rows that follow the data
-
-RAGGED = torch.tensor([[5, 0, 0, 0], [3, 8, 8, 0], [1, 1, 6, 2], [2, 5, 3, 7]])
-ODD = torch.tensor([[5, 0, 0, 0], [3, 8, 8, 4], [1, 1, 6, 2], [2, 5, 3, 7]])
-
-
-class WithoutPadding(TokenClassifier):
-    def hidden(self, ids):
-        real, h = ids != 0, self.embedding(ids)
-        out = torch.zeros_like(h)
-        out[real] = torch.tanh(self.inner(h[real]))
-        return out.sum(1)
-
-
-class WithoutPaddingByIndex(TokenClassifier):
-    def hidden(self, ids):
-        h = self.embedding(ids)
-        places = (ids != 0).flatten().nonzero().squeeze(1)
-        inner = torch.tanh(self.inner(h.flatten(0, 1).index_select(0, places)))
-        return torch.zeros_like(h).flatten(0, 1).index_copy(0, places, inner).view_as(h).sum(1)
-
-
-class ByLength(TokenClassifier):
-    def hidden(self, ids):
-        order = (ids != 0).sum(1).argsort(descending=True, stable=True)
-        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
-
-
-class ByLengthInPython(TokenClassifier):
-    def hidden(self, ids):
-        lengths = [sum(token != 0 for token in row) for row in ids.tolist()]
-        order = torch.tensor(sorted(range(len(ids)), key=lambda i: -lengths[i]))
-        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
-
-
-class ByLengthNumberByNumber(TokenClassifier):
-    def hidden(self, ids):
-        lengths = (ids != 0).sum(1)
-        order = torch.tensor(sorted(range(len(ids)), key=lambda i: -int(lengths[i])))
-        return torch.tanh(self.inner(self.embedding(ids[order]))).mean(1)[order.argsort()]
-
-
-class Routed(TokenClassifier):
-    """A mixture of experts: each sample goes to one of two layers."""
-
-    def hidden(self, ids):
-        h = self.embedding(ids).mean(1)
-        out = torch.zeros_like(h)
-        for expert, one in enumerate((torch.tanh, torch.sin)):
-            (which,) = torch.where(ids[:, 0] % 2 == expert)
-            out = out.index_add(0, which, one(self.inner(h[which])))
-        return out
-
-
-@pytest.mark.parametrize(
-    "kind", [WithoutPadding, WithoutPaddingByIndex, ByLength, ByLengthInPython, ByLengthNumberByNumber, Routed]
-)
-def test_rows_that_follow_the_data_are_found_in_a_batch_that_shows_nothing(kind):
-    engine = engine_in_float64(kind())
-    innocent = torch.tensor([[2, 4, 1, 3], [2, 8, 8, 4], [4, 1, 6, 2], [2, 5, 3, 7]])
-    assert_right(engine, (innocent, CLASSES))
-    assert isinstance(engine._way, Rows)
-    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
-
-
-class EndOfSequence(TokenClassifier):
-    """Picks one token of each sample, after all layers or before the last."""
-
-    before = False
-
-    def forward(self, ids):
-        last = (ids != 0).sum(1) - 1
-        h = torch.tanh(self.inner(self.embedding(ids)))
-        if self.before:
-            return self.head(h[torch.arange(len(ids)), last])
-        return self.head(h)[torch.arange(len(ids)), last]
-
-
-class Backwards(TokenClassifier):
-    """Reorders features and tokens, but no samples."""
-
-    def hidden(self, ids):
-        order = torch.tensor([3, 1, 0, 2])
-        h = self.embedding(ids)[:, order]
-        h[ids == 0] = 0.0
-        return self.inner(h[..., torch.tensor([4, 3, 2, 1, 0])]).mean(1)
-
-
-@pytest.mark.parametrize("before", [False, True])
-def test_picking_a_token_of_each_sample_keeps_books(before):
-    model = EndOfSequence()
-    model.before = before
-    engine = engine_in_float64(model)
-    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES), (ODD, CLASSES))
-    assert isinstance(engine._way, Books)
-
-
-def test_reordering_within_samples_keeps_books():
-    engine = engine_in_float64(Backwards())
-    assert_right(engine, (TOKENS, CLASSES), (RAGGED, CLASSES))
-    assert isinstance(engine._way, Books)
-
-
-# (what is done with an input (4, 3) before a layer reads it, whether it picks rows by the data)
-CHOICES = {
-    "sort of samples": (lambda x: x.sort(0)[0], True),
-    "sort of features": (lambda x: x.sort(1)[0], False),
-    "stable sort of samples": (lambda x: x.sort(dim=0, stable=True)[0], True),
-    "stable sort of features": (lambda x: x.sort(dim=1, stable=True)[0], False),
-    "samples as a table": (lambda x: F.embedding(x[:, 0].argsort(), x), True),
-    "take": (lambda x: x.take(x.argsort(0)), True),
-    "largest of samples": (lambda x: x.topk(4, 0)[0], True),
-    "largest of features": (lambda x: x.topk(3, 1)[0], False),
-    "gather of samples": (lambda x: x.gather(0, x.argsort(0)), True),
-    "gather of features": (lambda x: x.gather(1, x.argsort(1)), False),
-    "mask": (lambda x: x[x[:, 0] > -9], True),
-    "mask of values": (lambda x: x.masked_fill(x > 0, 0.0), False),
-    "some set to a constant": (lambda x: x.index_put((x[:, 0] > 0,), torch.tensor(0.0)), False),
-    "distinct": (lambda x: x.unique(dim=0), True),
-    "repeated": (lambda x: x.repeat_interleave((x[:, 0] > -9).long(), 0), True),
-    "repeated evenly": (lambda x: x.repeat_interleave(1, 0), False),
-    "fixed order of samples": (lambda x: x[torch.tensor([1, 0, 2, 3])], True),
-    "order of samples as it is": (lambda x: x[torch.arange(4)], False),
-    "scattered": (lambda x: torch.zeros_like(x).scatter_add(0, x.argsort(0), x), True),
-    "copied to other places": (lambda x: torch.zeros(4, 3).index_copy_(0, torch.tensor([1, 0, 3, 2]), x), True),
-    "put to other places": (lambda x: torch.zeros(4, 3).index_put_((torch.tensor([1, 0, 3, 2]),), x), True),
-    "fixed table of features": (lambda x: torch.eye(3)[torch.tensor([2, 0, 1])][0] * x, False),
-    "through a buffer": (lambda x: torch.empty(4, 3).copy_(x)[torch.tensor([1, 0, 2, 3])], True),
-    "table by data": (lambda x: torch.arange(12.0).view(4, 3)[(x[:, 0] > 0).long()], False),
-    "largest of all": (lambda x: x / x.max().item(), False),
-}
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_operations_that_pick_rows_by_data(name):
-    before, picks = CHOICES[name]
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.layer(before(x))
-
-    model = Model()
-    assert (rows_by_data(model, [model.layer], [], torch.randn(4, 3)) is not None) == picks
+# Batches that are larger, or of samples of another shape
 
 
 class InChunks(nn.Module):

@@ -94,9 +94,13 @@ def test_one_sample_of_huge_inputs_does_not_stop_a_run(magnitude):
         assert found.total.isfinite().all()
 
 
+@pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("strategy", ["pass", "hold", "gram"])
-def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(strategy):
-    """A sample that the model is sure of has hardly a gradient, and automatic clipping scales it up: inf times 0."""
+def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(strategy, broken):
+    """A sample that the model is sure of has hardly a gradient, and automatic clipping scales it up: inf times 0.
+
+    So it does beside a broken sample, which adds nothing.
+    """
     model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
     x, y = torch.randn(17, 20), torch.randint(3, (17,))
     x[16] = 1e37 * torch.randn(20).sign()
@@ -105,8 +109,17 @@ def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(s
         model[2].bias[y[16]] += 20
     engine = restricted(PerSampleGradients(model, FlatParameters(model), cross_entropy), {strategy})
     points = [Point(1.0, engine.flat.vector)]
+    nothing = (torch.full((1, 20), torch.nan), y[:1])
     with_it, without = (
-        engine.clipped_sum(points, [(x[:count], y[:count])], lambda norms: 1 / (norms + 0.01)) for count in (17, 16)
+        engine.clipped_sum(
+            points,
+            [tuple(torch.cat(pair) for pair in zip(batch, nothing, strict=True)) if broken else batch],
+            lambda norms: 1 / (norms + 0.01),
+            remainder=True,
+        )
+        for batch in ((x, y), (x[:16], y[:16]))
     )
     assert 0 < with_it.norms[16] < 1e-3
+    assert with_it.norms.isinf().tolist() == [False] * 17 + [True] * broken
     assert float((with_it.total - without.total).norm()) < 1.001
+    assert float((with_it.remainder - without.remainder).norm()) < 1.001

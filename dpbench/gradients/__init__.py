@@ -26,6 +26,7 @@ A pass, and what it leaves:
 Whether a way is right:
     settle      the search for the fastest one that agrees with autograd, and comparisons later
     verify      what is compared, and how far it may deviate
+    effects     what a pass leaves behind, in the model or outside of it
     row_order   whether the rows that layers read follow the data
     draws       random draws, held still for a comparison
     buffers     a model's buffers, put back after one

@@ -91,10 +91,15 @@ def clipped_by(tape: Tape, count: int, factors: Factors, remainder: bool) -> Cli
     finite, weights = tape.finite(), factors(tape.norms()[:, :count])
     tape.leave_out_broken()
 
-    def of_whole(weights: Tensor) -> Tensor:
-        return tape.weighted_sum(F.pad(weights, (0, len(finite) - count)).where(finite, 0.0))
+    def sums() -> list[Tensor]:
+        both = [weights, 1 - weights] if remainder else [weights]
+        return [tape.weighted_sum(F.pad(each, (0, len(finite) - count)).where(finite, 0.0)) for each in both]
 
-    return found._replace(total=of_whole(weights), remainder=of_whole(1 - weights) if remainder else None)
+    total, *rest = sums()
+    if bool(tape.overflows([total, *rest])):
+        tape.sum_precisely()
+        total, *rest = sums()
+    return found._replace(total=total, remainder=rest[0] if rest else None)
 
 
 class Running:

@@ -36,7 +36,7 @@ class FlatParameters:
             if parameter.dtype not in (torch.float32, torch.float64):
                 raise UserError(f"parameter {name!r} is {parameter.dtype}; train in float32 or float64")
         trained = {id(parameter) for _, parameter in named}
-        others = chain(model.named_parameters(), model.named_buffers())
+        others = chain(model.named_parameters(), model.named_buffers(), _attributes(model))
         _require_apart(named, [(name, t) for name, t in others if id(t) not in trained])
         if len({parameter.dtype for _, parameter in named}) > 1:
             raise UserError("some parameters are float32 and some float64; make all of them one or the other")
@@ -119,6 +119,15 @@ class FlatParameters:
         """Make the parameters' ``.grad`` views of a vector of shape (d,), for torch optimizers."""
         for parameter, view in zip(self.parameters, self.views(gradient), strict=True):
             parameter.grad = view
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that a model has as plain attributes, by name, and without those that are set anew in each pass."""
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            # As torch's spectral norm does with a weight, which was its parameter's memory before the first pass.
+            if isinstance(value, Tensor) and f"{name}_orig" not in module._parameters:
+                yield f"{prefix}.{name}".removeprefix("."), value
 
 
 def _require_apart(named: Sequence[tuple[str, Tensor]], others: Sequence[tuple[str, Tensor]]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.effects import changed_buffer
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
 from dpbench.gradients.layers import BY_SEED
@@ -32,8 +33,8 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
     Compared,
-    changed_buffer,
     deviation,
+    deviation_of_norms,
     deviation_of_sums,
     draws_at_random,
     is_due,
@@ -116,12 +117,13 @@ class FusedGradients(PerSampleGradients):
         for layer, forward in self.owners.known:
             if forward not in BY_SEED:
                 return f"{type(layer).__name__} takes one seed at a time"
+        # Before the model has seen other samples, for something of its first ones may be what it keeps (settle.py).
+        way = self.way([Point(1.0, self.flat.vector)], inputs, targets)
         if draws_at_random(self.model, self.losses, inputs[:1], targets[:1]):
             return "the model draws random numbers, which each seed has its own of"
         if (name := changed_buffer(self.model, self.losses, inputs[:1], targets[:1])) is not None:
             return f"a pass changes the model's buffer {name!r}, which each seed has its own of"
-        point = [Point(1.0, self.flat.vector)]
-        if not isinstance(self.way(point, inputs, targets), Books):
+        if not isinstance(way, Books):
             return "the model falls back to materialised per-sample gradients"
         copy = undisturbed_copy(self.model)
         assert copy is not None  # its books were compared
@@ -164,6 +166,7 @@ class FusedGradients(PerSampleGradients):
         """
         summands: dict[Parameters, Summand] = {}
         losses: list[Tensor] = []
+        self.reads = set()
         seeds = len(points[0].iterate)
         for weight, iterates in points:
             values: dict[Tensor, Tensor] = dict(zip(self.flat.parameters, self.flat.views(iterates), strict=True))
@@ -211,12 +214,12 @@ class FusedGradients(PerSampleGradients):
             self._passes += 1
             _, (inputs, targets) = pieces[0]
             rows = len(pieces) * max(len(targets) for _, (_, targets) in pieces)
-            known = self._compared_passes.has_like(inputs, targets)
+            known = self._compared_passes.has_like(inputs, targets) and self._compared_passes.has_read(self.reads)
             doubted = any(share.request.gradients in self._doubted for share, _ in pieces)
             again = known and (is_due(self._passes) or doubted)
             if again or not known or rows > self._compared_passes.most:
                 together = self._compared_with_alone(pieces, together, again)
-                self._compared_passes.add(inputs, targets, rows)
+                self._compared_passes.add(inputs, targets, rows, self.reads)
         for (share, piece), found in zip(pieces, together, strict=True):
             if found is None:
                 share.compute(piece)
@@ -229,10 +232,10 @@ class FusedGradients(PerSampleGradients):
     ) -> list[Clipped | None]:
         """What each run got of a pass, unless its own gradients are wrong or give something else.
 
-        In the first pass, and the first for a shape of samples or for so many, of which nothing has been used, seeds
-        then go on one by one. Where such passes are compared again, a run gets what it would get alone, and the next
-        pass is compared, too: a sample at a kink of the model, as of a ReLU, may have another gradient by rounding
-        alone, but hardly in two passes on end, which is the run's error.
+        In the first pass, and the first for a shape of samples, for so many or in which a layer reads something new, of
+        which nothing has been used, seeds then go on one by one. Where such passes are compared again, a run gets what
+        it would get alone, and the next pass is compared, too: a sample at a kink of the model, as of a ReLU, may have
+        another gradient by rounding alone, but hardly in two passes on end, which is the run's error.
         """
         outcomes = list(together)
         for place, ((share, piece), found) in enumerate(zip(pieces, together, strict=True)):
@@ -262,7 +265,7 @@ class FusedGradients(PerSampleGradients):
         return outcomes
 
     def _problem_with(self, request: Request, piece: MicroBatch, found: Clipped, again: bool) -> str | None:
-        """How a run's sum over a micro-batch deviates from what it gets alone, or None.
+        """How a run's sum over a micro-batch, or its norms, deviate from what it gets alone, or None.
 
         Raises:
             UserError: its own gradients are wrong.
@@ -272,7 +275,9 @@ class FusedGradients(PerSampleGradients):
             request.gradients.require_right(request.points, inputs, targets, self._passes.bit_length() // 2)
         alone = request._replace(batch=[piece]).alone()
         of_parts = alone.norms.sum() if self.in_half else None
-        return deviation_of_sums(request.gradients.flat, found.total, alone.total, of_parts=of_parts)
+        problem = deviation_of_sums(request.gradients.flat, found.total, alone.total, of_parts=of_parts)
+        # Where nothing is clipped, sums do not show whose the rows of a layer are.
+        return problem or deviation_of_norms(found.norms, alone.norms, half=self.in_half)
 
     def _together(self, pieces: list[tuple[_Share, MicroBatch]]) -> list[Clipped | None]:
         """What each run gets; None where a gradient, or their sum, is not finite, which it had better see to alone."""

@@ -91,6 +91,7 @@ class Owners:
     ) -> Iterator[None]:
         """Let layers have other forwards, and the owners of parameters outside of them other values."""
         own = [(layer, vars(layer).get("forward")) for layer, _ in self.known]
+        slots = {owner: list(owner._parameters) for owner, _, _ in self._direct}
         for layer, forward in self.known:
             layer.forward = forwards(layer, forward)
         for owner, slot, parameter in self._direct:
@@ -105,7 +106,10 @@ class Owners:
                     layer.forward = forward_before
             for owner, slot, parameter in self._direct:
                 delattr(owner, slot)
-                owner._parameters[slot] = parameter  # type: ignore[assignment]
+                setattr(owner, slot, parameter)  # as it was set before: some modules keep what is set in a second place
+            for owner, names in slots.items():  # in their order, which decides by which of two names one is known
+                for name in names:
+                    owner._parameters[name] = owner._parameters.pop(name)
 
 
 def _of_constants(layer: nn.Module) -> Forward:

@@ -14,7 +14,7 @@ from dpbench.gradients.functional import by_vmap, one_by_one
 from dpbench.gradients.loss import Loss, sample_losses
 from dpbench.gradients.owners import Owners
 from dpbench.gradients.pooling import wants_channels_last
-from dpbench.gradients.recording import HOLD, Parameters, Recording, direct
+from dpbench.gradients.recording import HOLD, Parameters, Read, Recording, direct
 from dpbench.gradients.summands import Held, Summand
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
@@ -45,6 +45,7 @@ class Passes:
         in_half: autocast runs the model.
         owners: of the parameters.
         channels_last: books are kept fastest where convolutions give their channels last.
+        reads: what layers that keep books have read in the last pass.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Passes:
         self.in_half = autocast is not None
         self.owners = Owners(model, flat, per_layer=per_layer)
         self.channels_last = wants_channels_last([layer for layer, _ in self.owners.known], flat.vector.device)
+        self.reads: set[Read] = set()
         self._autocast = autocast
         self._chooser = Chooser()
 
@@ -130,6 +132,7 @@ class Passes:
         """
         summands: dict[Parameters, Summand] = {}
         losses: list[Tensor] = []
+        self.reads = set()
         # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
         draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
         generators = generators_of(inputs)
@@ -174,6 +177,7 @@ class Passes:
         with self.flat.frozen(), torch.enable_grad():
             with self.owners.watched(recording, way.leading), without_fast_paths(), self.autocast():
                 losses = full(self.losses(inputs, targets))
+            self.reads |= recording.reads
             if losses.requires_grad:
                 losses.backward(torch.ones_like(losses) * weight)
         return losses

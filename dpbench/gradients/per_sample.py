@@ -18,6 +18,7 @@ from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.loss import Loss
 from dpbench.gradients.passes import Passes, PassOptions, generators_of
+from dpbench.gradients.recording import Read
 from dpbench.gradients.replay import Replays, padded, replayable, rounded_up
 from dpbench.gradients.settle import UNDECIDED, problem_in_batch, settle
 from dpbench.gradients.tape import Tape
@@ -200,9 +201,13 @@ class PerSampleGradients(Passes):
         return self._record(self.way(points, inputs, targets), points, inputs, targets, Buffers(self.model))
 
     def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, buffers: Buffers) -> Tape:
-        """What a way gives, or where it fails the one that is right by definition, which finds these buffers."""
+        """What a way gives, or where it fails or is wrong another one, which finds these buffers.
+
+        What layers read shows in the pass alone. Where that is new, though samples have the shape of those before, it
+        follows the data or a draw, and the batch is compared.
+        """
         try:
-            return self.record_by(way, points, inputs, targets)
+            tape = self.record_by(way, points, inputs, targets)
         except Exception as error:
             if may_be_out_of_memory(error, len(targets)) or (isinstance(way, Rows) and way.by_plain_autograd):
                 raise
@@ -210,12 +215,20 @@ class PerSampleGradients(Passes):
             tape = self.record_by(self.one_by_one(), points, inputs, targets)
             self._fall_back(f"{type(error).__name__}: {error}")
             return tape
+        if self._compared_batches.has_read(self.reads):
+            return tape
+        found = self._way_compared(points, inputs, targets, self.reads)
+        if found is way:
+            return tape
+        buffers.restore()
+        return self.record_by(found, points, inputs, targets)
 
     def way(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Way:
         """The way for a micro-batch: that of those before, which is compared with autograd now and then.
 
         So it is in the first one, and where samples have another shape or there are more of them, since what a model
-        does may hang on either: another way is then taken if it is wrong. It is found anew for another mode.
+        does may hang on either: another way is then taken if it is wrong. It is found anew for another mode. (A batch
+        in which layers read something new is compared after its pass.)
 
         Args:
             points: as for `record`.
@@ -243,17 +256,34 @@ class PerSampleGradients(Passes):
             self.require_right(points, inputs[:most], targets[:most], due.bit_length() // 2)
             self._resumed = False
         if not known or len(targets) > most:
-            problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
-            if problem not in (None, UNDECIDED) and isinstance(self._way, Books) and self._way.channels_last:
-                # The model may depend on the layout, as one does that views maps as vectors.
-                self._way = self._way._replace(channels_last=False)
-                problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
-            if problem == UNDECIDED:
-                return self.one_by_one()
-            if problem is not None:
-                self._fall_back(problem)
-            self._compared_batches.add(inputs, targets, len(targets))
+            way = self._way_compared(points, inputs, targets, set())
+            if way is not self._way:
+                return way
         self._batches = due
+        return self._way
+
+    def _way_compared(self, points: Sequence[Point], inputs: Tensor, targets: Tensor, reads: set[Read]) -> Way:
+        """The way for a batch of a kind that was not compared so far: that of those before if it is right.
+
+        Else it is another one from now on; where gradients are not finite it is another one for this batch alone.
+
+        Args:
+            points: as for `record`.
+            inputs: as for `record`.
+            targets: as for `record`.
+            reads: what layers have read in its own pass.
+        """
+        assert self._way is not None
+        problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
+        if problem not in (None, UNDECIDED) and isinstance(self._way, Books) and self._way.channels_last:
+            # The model may depend on the layout, as one does that views maps as vectors.
+            self._way = self._way._replace(channels_last=False)
+            problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
+        if problem == UNDECIDED:
+            return self.one_by_one()
+        if problem is not None:
+            self._fall_back(problem)
+        self._compared_batches.add(inputs, targets, len(targets), self.reads | reads)
         return self._way
 
     def require_right(self, points: Sequence[Point], inputs: Tensor, targets: Tensor, seed: int) -> None:

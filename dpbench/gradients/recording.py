@@ -6,7 +6,7 @@ arrives at the part of the tape that it belongs to as soon as it is there, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,10 @@ from dpbench.gradients.weights import Weights
 HOLD = Strategy("hold", "grouped")
 
 Parameters = tuple[Tensor, ...]
+
+# What a layer read in a call: the place of its first parameter among those that are trained, rows for each sample, and
+# the shape of a row.
+Read = tuple[float, ...]
 
 
 class Part(NamedTuple):
@@ -47,6 +51,7 @@ class Recording:
         samples: B.
         rows: rows of the model's input, a multiple of B, a sample's rows one after the other.
         weights: what the layers compute with.
+        reads: what they read.
     """
 
     def __init__(
@@ -63,7 +68,8 @@ class Recording:
         self.rows = rows
         self.weights = weights
         self._points = points
-        self._trained = {id(parameter) for parameter in trained}
+        self.reads: set[Read] = set()
+        self._trained = {id(parameter): place for place, parameter in enumerate(trained)}
         self._chooser = chooser
         self._summands = summands
         self._calls: dict[Parameters, list[Use]] = {}
@@ -84,6 +90,7 @@ class Recording:
         waiting = [part for part in parts if self._trains(part)]
         if not waiting:
             return output
+        self._note(waiting[0], len(read), read.shape[1:])
         for part in waiting:
             self._expect(part)
         if output._is_view():  # autograd drops the hooks of a view that is changed in place
@@ -116,6 +123,7 @@ class Recording:
         copies = self.weights.repeated(parameter, rows).view(rows, *[1] * leading, *parameter.shape)
         part = Part((parameter,), Direct((tuple(parameter.shape),)), lambda b: self.per_row(parameter, b))
         if self._trains(part):
+            self._note(part, rows, ())
             self._expect(part)
             copies.requires_grad_().register_hook(lambda b: self._add(part, b.detach()))
         return copies
@@ -149,6 +157,10 @@ class Recording:
         if any(trained) and not all(trained):
             raise UserError("of a layer with weight standardisation, train both weight and gain, or none")
         return all(trained)
+
+    def _note(self, part: Part, rows: int, of_row: Sequence[int]) -> None:
+        """A call reads so many rows of some shape."""
+        self.reads.add((self._trained[id(part.parameters[0])], rows / self.samples, *of_row))
 
     def _expect(self, part: Part) -> None:
         """Count a call.

@@ -21,7 +21,19 @@ BY_DATA = {
 ORDERED_BY_DATA = {"kthvalue", "sort", "topk"}
 # Operations that pick what is along a dimension by indices, and those that place it so.
 PICKED = {"gather", "index_select"}
-PLACED = {"index_add", "index_copy", "scatter", "scatter_add", "scatter_reduce"}
+PLACED = {"index_add", "index_copy", "index_reduce", "scatter", "scatter_add", "scatter_reduce"}
+# Operations that cut or turn what is along a dimension by numbers, which Python may have of the data.
+CUT = {"roll", "slice", "split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes"}
+# Operations that put pieces side by side.
+JOINED = {"cat", "stack"}
+# Products of two matrices, or of a batch of them, by the names of both: with one that the data make, as a permutation
+# is, of all rows.
+PRODUCTS = {
+    "addmm": ("mat1", "mat2"), "addmv": ("mat", "vec"), "baddbmm": ("batch1", "batch2"), "bmm": ("self", "mat2"),
+    "mm": ("self", "mat2"), "mv": ("self", "vec"),
+}  # fmt: skip
+# Operations that give nothing of what they are given but its shape and type.
+OF_SHAPE = {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
 
 
 class RowChoices(TorchDispatchMode):
@@ -29,7 +41,6 @@ class RowChoices(TorchDispatchMode):
 
     Attributes:
         first: the operation; None so far.
-        read_by_python: several numbers of the data have left torch, and may come back as indices.
     """
 
     def __init__(self, inputs: Tensor) -> None:
@@ -40,11 +51,20 @@ class RowChoices(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.first: str | None = None
-        self.read_by_python = False
         self._rows = len(inputs)
         self._numbers_read = 0
         self._of_data: dict[int, Tensor] = {}  # by address; kept, so that no address is used twice
+        self._of_sample: dict[int, tuple[Tensor, int]] = {}  # what one row alone was made into, and which, by identity
         self._follow(inputs)
+
+    @property
+    def read_by_python(self) -> bool:
+        """Whether several numbers of the data have left torch, and may come back as indices."""
+        return self._numbers_read >= self._rows
+
+    def note_read(self, several: bool) -> None:
+        """Python or NumPy reads one number of the data, or several at once."""
+        self._numbers_read += self._rows if several else 1
 
     def _follow(self, t: Tensor) -> None:
         self._of_data[t.untyped_storage().data_ptr()] = t
@@ -53,34 +73,68 @@ class RowChoices(TorchDispatchMode):
         """Whether a tensor was made of the model's input."""
         return isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self._of_data
 
+    def _sample(self, t: Tensor) -> int | None:
+        """The row of the model's input that alone a tensor was made of, where the model has taken one out."""
+        _, sample = self._of_sample.get(id(t), (t, None))
+        return sample
+
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        of_data = any(map(self.is_of_data, tree_leaves((args, kwargs))))
-        if of_data and self.first is None and self._chooses(func, args, kwargs):
-            self.first = func._schema.name.removeprefix("aten::")
-        outputs = func(*args, **kwargs)
-        if of_data:
-            for output in tree_leaves(outputs):
-                if isinstance(output, Tensor):
-                    self._follow(output)
-        return outputs
-
-    def _chooses(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        read = [t for t in tree_leaves((args, kwargs)) if self.is_of_data(t)]
+        if not read:
+            return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        name = name if name.startswith("_") else name.removesuffix("_")
+        plain = name if name.startswith("_") else name.removesuffix("_")
         given: dict[str, Any] = {argument.name: argument.default_value for argument in func._schema.arguments}
         given |= dict(zip(given, args, strict=False)) | kwargs
+        if self.first is None and self._chooses(plain, given):
+            self.first = name
+        samples = self._samples_of(plain, given, read)
+        outputs = func(*args, **kwargs)
+        if plain not in OF_SHAPE:
+            for place, output in enumerate(tree_leaves(outputs)):
+                if isinstance(output, Tensor):
+                    self._follow(output)
+                    self._of_sample.pop(id(output), None)
+                    if samples:
+                        self._of_sample[id(output)] = output, samples[place % len(samples)]
+        return outputs
+
+    def _samples_of(self, name: str, given: dict[str, Any], read: Sequence[Tensor]) -> Sequence[int]:
+        """The rows of the model's input that alone an operation's outputs are made of; empty where there are none."""
+        cuts = name in ("select", "unbind") and len(read[0]) == self._rows
+        if cuts and self._goes_through_samples(read[0], given["dim"]):
+            return [given["index"] % self._rows] if name == "select" else range(self._rows)
+        samples = {self._sample(t) for t in read}
+        sample = samples.pop() if len(samples) == 1 else None
+        return [] if sample is None else [sample]
+
+    def _goes_through_samples(self, t: Tensor, dim: int) -> bool:
+        """Whether a dimension may be that of the samples: the first one of what was made of more than one of them."""
+        return self.is_of_data(t) and t.dim() > 0 and dim % t.dim() == 0 and self._sample(t) is None
+
+    def _chooses(self, name: str, given: dict[str, Any]) -> bool:
         if name == "_local_scalar_dense":
-            self._numbers_read += 1
-            self.read_by_python |= self._numbers_read >= self._rows
+            self.note_read(several=False)
         if name in BY_DATA or (name == "repeat_interleave" and self.is_of_data(given["repeats"])):
             return True
         if name == "embedding":  # rows of data as a table
             return self.is_of_data(given["weight"]) and not self._in_order(given["indices"], len(given["weight"]))
+        if name in JOINED:
+            return self._joins_rows(given["tensors"], given["dim"] % (given["tensors"][0].dim() + (name == "stack")))
+        if name == "copy":  # of a row that the model took out, to where it may have read that it belongs
+            return self.read_by_python and self._sample(given["src"]) is not None
+        if name in PRODUCTS:
+            return self._multiplies_rows(*(given[which] for which in PRODUCTS[name]))
         rows = given.get("self")
         if not isinstance(rows, Tensor) or rows.dim() == 0:
             return False
+        if name in CUT:
+            dims = (given["dims"] or [0]) if name == "roll" else [given["dim"]]
+            # One number tells where to cut the samples, but hardly where to cut their tokens.
+            told = self.read_by_python or (self._numbers_read > 0 and len(rows) == self._rows)
+            return told and any(self._goes_through_samples(rows, dim) for dim in dims)
         if name in ORDERED_BY_DATA:
             return bool(given["dim"] % rows.dim() == 0)
         if name in PICKED | PLACED:
@@ -93,6 +147,19 @@ class RowChoices(TorchDispatchMode):
             return False
         # A table that has nothing to do with the data may be read in any order.
         return picks and (name in PLACED or name == "index_put" or self.is_of_data(rows))
+
+    def _joins_rows(self, pieces: Sequence[Tensor], dim: int) -> bool:
+        """Whether rows that the model took out are put together, in an order and cut as Python may have read."""
+        samples = {self._sample(t) for t in pieces if self.is_of_data(t)}
+        return self.read_by_python and dim == 0 and len(samples) > 1
+
+    def _multiplies_rows(self, left: Tensor, right: Tensor) -> bool:
+        """Whether a product may add up what belongs to several samples, both of whose factors the data make."""
+        if not (self.is_of_data(left) and self.is_of_data(right)):
+            return False
+        of_one = self._sample(left) is not None and self._sample(left) == self._sample(right)
+        apart = left.dim() == 3 and len(left) % self._rows == 0
+        return not (of_one or apart)
 
     def _in_order(self, indices: Tensor, rows: int) -> bool:
         """Whether indices along dimension 0 name each row once, in order, as ``x[torch.arange(len(x)), last]`` does."""
@@ -113,8 +180,8 @@ class ReadsByPython(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.READS and args[0].numel() > 1 and self._choices.is_of_data(args[0]):
-            self._choices.read_by_python = True
+        if func in self.READS and self._choices.is_of_data(args[0]):
+            self._choices.note_read(several=args[0].numel() > 1)
         return func(*args, **(kwargs or {}))
 
 

@@ -16,16 +16,17 @@ from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import UserError
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
+from dpbench.gradients.effects import keeps_of_first_pass, keeps_of_samples, leaves_gradients
 from dpbench.gradients.loss import sample_losses
 from dpbench.gradients.passes import Passes
 from dpbench.gradients.row_order import rows_by_data
 from dpbench.gradients.verify import (
     LARGE,
     SAMPLES,
+    Losses,
     deviation,
     deviation_of_sums,
     draws_at_random,
-    keeps_of_samples,
     losses_differ,
     mixes_samples,
     moved,
@@ -54,7 +55,8 @@ def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
         targets: as for `Passes.record_by`.
 
     Raises:
-        UserError: the model keeps, or changes itself by, values of its samples.
+        UserError: the model keeps, or changes itself by, values of its samples; or a backward pass would leave what
+            they add up to outside of it.
     """
     inputs, targets = some(inputs), some(targets)
     draws = _require_function(engine, inputs, targets)
@@ -84,14 +86,23 @@ def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
 def _require_function(engine: Passes, inputs: Tensor, targets: Tensor) -> bool:
     """Raise `UserError` unless the model itself is a function of its samples and of random draws; whether it draws.
 
-    A copy would not do, for not every model can be copied; nor would the place where parameters begin, for outputs may
-    all be zero there.
+    Copies alone would not do, for not every model can be copied; nor would the place where parameters begin, for
+    outputs may all be zero there.
     """
-    flat = engine.flat
+    flat, half = engine.flat, engine.in_half
+
+    def losses_of(model: nn.Module) -> Losses:
+        return lambda inputs, targets: sample_losses(model, engine.loss, inputs, targets, engine.views)
+
     with flat.at(moved(flat.vector, 0)), engine.autocast(), without_fast_paths():
-        kept = keeps_of_samples(engine.model, engine.losses, inputs, targets, half=engine.in_half)
-        if kept is not None:
-            raise UserError(kept)
+        # Before the model itself has seen a sample.
+        problem = keeps_of_first_pass(engine.model, losses_of, inputs, targets, half=half)
+        problem = problem or keeps_of_samples(engine.model, engine.losses, inputs, targets, half=half)
+        if problem is None:
+            with buffers_kept(engine.model):
+                problem = leaves_gradients(flat, engine.losses, inputs, targets)
+        if problem is not None:
+            raise UserError(problem)
         return draws_at_random(engine.model, engine.losses, inputs, targets)
 
 

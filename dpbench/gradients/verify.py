@@ -13,6 +13,7 @@ from dpbench.devices import out_of_memory
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, held_still
 from dpbench.gradients.flat import FlatParameters
+from dpbench.gradients.recording import Read
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses.base import SMALLEST_SQUARE
 from dpbench.stage import State
@@ -56,23 +57,29 @@ class Compared:
     def __init__(self) -> None:
         self.most = 0
         self._shapes: set[Shapes] = set()
+        self._reads: set[Read] = set()
 
     def has_like(self, inputs: Tensor, targets: Tensor) -> bool:
         """Whether samples of one of them had the shapes that these have."""
         return _of_samples(inputs, targets) in self._shapes
 
-    def add(self, inputs: Tensor, targets: Tensor, samples: int) -> None:
-        """A batch of so many samples like these was compared."""
+    def has_read(self, reads: set[Read]) -> bool:
+        """Whether layers read all this in one or another of them; else the rows of samples may be others this time."""
+        return reads <= self._reads
+
+    def add(self, inputs: Tensor, targets: Tensor, samples: int, reads: set[Read]) -> None:
+        """A batch of so many samples like these was compared, in which layers read this."""
         self.most = max(self.most, samples)
         self._shapes.add(_of_samples(inputs, targets))
+        self._reads |= reads
 
     def state_dict(self) -> State:
         """Of plain values."""
-        return {"most": self.most, "shapes": sorted(self._shapes)}
+        return {"most": self.most, "shapes": sorted(self._shapes), "reads": sorted(self._reads)}
 
     def load_state_dict(self, state: State) -> None:
         """Go on as the state was saved."""
-        self.most, self._shapes = state["most"], set(state["shapes"])
+        self.most, self._shapes, self._reads = state["most"], set(state["shapes"]), set(state["reads"])
 
 
 def _of_samples(inputs: Tensor, targets: Tensor) -> Shapes:
@@ -137,6 +144,15 @@ def deviation_of_sums(flat: FlatParameters, have: Tensor, want: Tensor, *, of_pa
     return None
 
 
+def deviation_of_norms(have: Tensor, want: Tensor, *, half: bool) -> str | None:
+    """What deviates where norms of the samples of a batch, shape (B,), are taken in another way, or None.
+
+    Of all together: one sample at a kink of the model, as of a ReLU, has another gradient by rounding alone.
+    """
+    tolerance = sum(TOLERANCE_IN_HALF if half else TOLERANCE[want.dtype])
+    return None if bool((have - want).norm() <= tolerance * want.norm()) else "in a batch, norms deviate"
+
+
 def short_norm(flat: FlatParameters, tape: Tape, which: int) -> str | None:
     """What is wrong with the norm of one sample if it is less than that of what a sum has of the sample, or None."""
     if bool(tape.doubtful()):
@@ -182,82 +198,6 @@ def draws_at_random(model: nn.Module, losses: Losses, inputs: Tensor, targets: T
     with torch.no_grad(), buffers_kept(model), held_still(LEVELS[0], of_one_shape=True) as drew:
         losses(inputs, targets)
         return drew()
-
-
-def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor, *, half: bool) -> str | None:
-    """What a model keeps of its samples where that would leave with it without noise, as a sentence, or None.
-
-    That is a buffer that a pass in training mode fills with what depends on the samples or on their number, but not one
-    that changes by itself, such as a counter of passes; any parameter that a pass changes; and anything else that
-    changes the loss of samples after a pass of others, so that a sample adds to the gradients of those after it.
-    Buffers and parameters are put back.
-
-    Args:
-        model: that of the losses.
-        losses: in its mode; with gradients, as in training, and without.
-        inputs: of n samples, shape (n, ...).
-        targets: of n samples.
-        half: losses are computed in bfloat16.
-    """
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    others = inputs[1:2].expand_as(inputs).clone()  # what a model can read are samples
-    has_buffers = next(model.buffers(), None) is not None
-    for mode in (torch.enable_grad, torch.no_grad):
-        values: list[Tensor] = []
-        buffers: list[dict[str, Tensor]] = []
-        for samples in (inputs, others, inputs, *([inputs[:-1]] if has_buffers else [])):
-            with buffers_kept(model), mode(), held_still(LEVELS[0], of_one_shape=True):
-                values.append(losses(samples, targets[: len(samples)]).detach())
-                buffers.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
-            if (changed := _put_back(model, before)) is not None:
-                return (
-                    f"a pass of the model changes its parameter {changed!r}, without noise; leave that to the optimizer"
-                )
-        for name, buffer in buffers[0].items():
-            if name not in buffers[1] or not _same(buffer, buffers[1][name]):
-                return (
-                    f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
-                    "noise; leave that out"
-                )
-            if has_buffers and (name not in buffers[3] or not _same(buffer, buffers[3][name])):
-                return (
-                    f"the model counts its samples in the buffer {name!r}, so that the number of those that were drawn "
-                    "would leave with it without noise; leave that out"
-                )
-        if not torch.allclose(values[0], values[2], *(AFTER_OTHERS_IN_HALF if half else AFTER_OTHERS), equal_nan=True):
-            return (
-                "the loss of a sample is another one after a pass of other samples, for the model keeps something "
-                "outside of its buffers, which neither the bound of a sample nor a checkpoint covers; leave that out, "
-                "or, if it is but a counter, make it a buffer"
-            )
-    return None
-
-
-def changed_buffer(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
-    """The name of a buffer that a pass in training changes, such as a counter; None for none."""
-    with buffers_kept(model), torch.enable_grad(), held_still(LEVELS[0], of_one_shape=True):
-        before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-        losses(inputs, targets)
-        found = model.named_buffers()
-        return next((name for name, buffer in found if name not in before or not _same(buffer, before[name])), None)
-
-
-def _put_back(model: nn.Module, before: dict[str, Tensor]) -> str | None:
-    """The name of a parameter that is not what it was, after all are; None for none."""
-    changed = None
-    for name, parameter in model.named_parameters():
-        if name not in before:
-            changed = name
-        elif not _same(parameter, before[name]):
-            changed = name
-            with torch.no_grad():
-                parameter.copy_(before[name])
-    return changed
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, where they are not a number too."""
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def mixes_samples(model: nn.Module, losses: Losses, level: float | None, inputs: Tensor, targets: Tensor) -> bool:
