@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -337,6 +338,43 @@ def test_a_failed_forced_run_leaves_the_finished_record_and_is_an_error(results_
     assert snapshot(record) == before
     assert outcome.code == 1
     assert "the disk is on fire" in outcome.error()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_older_forced_run_left_is_not_taken_for_the_one_that_is_begun_now(results_of_a_run, monkeypatch, fails):
+    """Where the finished record is gone, the run is begun once in its place, and ends there."""
+    record, take, begun = only_record(results_of_a_run), PrivateStep.take, []
+    with monkeypatch.context() as patch:
+        raise_after(patch, STEPS - 1, KeyboardInterrupt())
+        assert run(results_of_a_run, "force=true").code == 130
+    assert record.with_name("0.rerun").exists()
+    shutil.rmtree(record)
+
+    def counted(self: PrivateStep, batch: Any) -> Any:
+        begun.extend([self] * (self.steps == 0))
+        if len(begun) > 1:
+            pytest.fail("begun again")
+        if fails and self.steps == STEPS - 1:
+            raise RuntimeError("the disk is on fire")
+        return take(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", counted)
+    assert run(results_of_a_run, "force=true").code == int(fails)
+    assert status(record) == ("failed" if fails else "finished")
+    assert not record.with_name("0.rerun").exists()
+
+
+def test_a_forced_run_takes_its_place_also_where_the_record_before_was_removed_meanwhile(results_of_a_run, monkeypatch):
+    record, take = only_record(results_of_a_run), PrivateStep.take
+
+    def removes(self: PrivateStep, batch: Any) -> Any:
+        shutil.rmtree(record, ignore_errors=True)
+        return take(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", removes)
+    assert run(results_of_a_run, "force=true").code == 0
+    assert only_record(results_of_a_run) == record
+    assert status(record) == "finished"
 
 
 def test_a_loss_that_is_not_a_number_is_recorded_as_diverged(tmp_path):
