@@ -6,6 +6,7 @@ import os
 import pickle
 import stat
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -23,6 +24,7 @@ from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
 from dpbench.training.interruption import Interruption, Occasions
+from dpbench.training.keeping import Keeper
 from dpbench.training.resume import GLOBAL, Training
 
 CPU = torch.device("cpu")
@@ -272,6 +274,58 @@ def test_checkpoints_are_due_by_the_monotonic_clock_and_take_little_of_the_time(
             due.append(step)
             occasions.written(0.5 if len(due) == 2 else 0.1)
     assert due == [10, 20, 45, 55]  # half a second is 2 % of 25
+
+
+def test_checkpoints_that_others_ask_for_put_those_that_are_due_by_time_off_but_not_for_ever(monkeypatch):
+    """A run with secure noise has one before each evaluation. Each takes 10 s, which is 2 % of 500 s."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    occasions, due = Occasions(CheckpointTimes(every_seconds=300), Interruption()), []
+    for step in range(1, 41):
+        clock.now += 100
+        if occasions.after(step).write:
+            due.append(step)
+        if due[-1:] == [step] or step % 9 == 0:
+            occasions.written(10)
+    # The first after 300 s, the others after 500 s without one; 9, 18, 27 and 36 come on top.
+    assert due == [3, 8, 14, 23, 32]
+
+
+def test_checkpoints_of_runs_in_step_are_paid_for_together(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    occasions, due = Occasions(CheckpointTimes(every_seconds=10), Interruption()), []
+    for step in range(1, 100):
+        clock.now += 1
+        wanted = [occasions.after(step).write for _ in range(4)]
+        assert len({*wanted}) == 1
+        if wanted[0]:
+            due.append(step)
+            for _ in wanted:
+                occasions.written(0.125)
+    assert due == [10, 35, 60, 85]  # half a second is 2 % of 25
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_with_secure_noise_writes_checkpoints_by_time_as_well(secure, tmp_path, monkeypatch):
+    clock, take, write, written = Clock(), PrivateStep.take, Keeper.write, []
+
+    def taken(self, batch):
+        clock.now += 100
+        return take(self, batch)
+
+    def timed(self, training, step, tracker):
+        written.append(step)
+        write(self, training, step, tracker)
+        return 10.0
+
+    monkeypatch.setattr("dpbench.training.interruption.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(PrivateStep, "take", taken)
+    monkeypatch.setattr(Keeper, "write", timed)
+    config = tiny("batch_size=48", "evaluation.every_steps=9", f"privacy.secure_noise={str(secure).lower()}")
+    carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_seconds=300))
+    assert config.steps == 30
+    assert written == ([3, 8, 9, 14, 18, 23, 27, 30] if secure else [3, 8, 13, 18, 23, 28])
 
 
 def test_runs_in_step_are_told_the_same_about_a_step(monkeypatch):

@@ -16,7 +16,8 @@ from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated
 from dpbench.training.team import ALONE, Team
 
-# Checkpoints take at most this share of the time, however long one takes.
+# Checkpoints that are due by time take at most this share of it, however long one takes. What else asks for some, as
+# evaluations of a run with secure noise do, comes on top.
 LARGEST_SHARE = 0.02
 # Signals by which submitit may have been told to listen to SLURM; not every system has them.
 CLUSTERS = ("SIGUSR1", "SIGUSR2")
@@ -162,7 +163,8 @@ class Occasion(NamedTuple):
 class Occasions:
     """Decides after each step what runs that go in step do, and decides it once for all of them.
 
-    So they write checkpoints of the same steps, and end at the same one. Time is the monotonic clock's.
+    So they write checkpoints of the same steps, and end at the same one; one of the runs may have more. Time is the
+    monotonic clock's.
     """
 
     def __init__(self, times: CheckpointTimes, interruption: Interruption) -> None:
@@ -170,6 +172,7 @@ class Occasions:
         self._interruption = interruption
         self._last = time.monotonic()
         self._cost = 0.0
+        self._paid = -1
         self._decided = -1
         self._occasion = Occasion(False, None)
 
@@ -178,7 +181,6 @@ class Occasions:
         if step != self._decided:
             stop = self._interruption.reason
             self._decided, self._occasion = step, Occasion(stop is not None or self._due(step), stop)
-            self._cost = 0.0 if self._occasion.write else self._cost
         return self._occasion
 
     def _due(self, step: int) -> bool:
@@ -193,6 +195,11 @@ class Occasions:
         self._interruption.heed(reason)
 
     def written(self, seconds: float) -> None:
-        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not."""
+        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not.
+
+        What counts are those of one step: so much one that is due by time will take, whoever asked for these.
+        """
+        if self._paid != self._decided:
+            self._paid, self._cost = self._decided, 0.0
         self._cost += seconds
         self._last = time.monotonic()
