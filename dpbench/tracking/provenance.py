@@ -39,6 +39,11 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
+def _in_checkout() -> bool:
+    """Whether git tracks this source: a package that is installed within somebody's project is no part of that."""
+    return _git("ls-files", "--error-unmatch", "--", Path(__file__).resolve().name) is not None
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -59,10 +64,11 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
     `dirty` is of what computes, the package and its configs: runs write beside them, and so change the checkout.
     """
-    changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf")
+    tracked = _in_checkout()
+    changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf") if tracked else None
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") if tracked else None,
         "dirty": None if changes is None else bool(changes),
         "command": _command(),
         "python": platform.python_version(),
