@@ -530,9 +530,12 @@ def test_a_single_run_is_composed_once(tmp_path, monkeypatch, composed_anew):
 
 
 def test_settings_of_hydra_have_hydra_carry_out_a_single_run(tmp_path):
-    run(tmp_path / "results", f"hydra.run.dir={tmp_path / 'made by Hydra'}")
-    assert status(only_record(tmp_path / "results")) == "finished"
+    typed = ("seeds=1", f"hydra.run.dir={tmp_path / 'made by Hydra'}")
+    run(tmp_path / "results", *typed)
+    record = only_record(tmp_path / "results")
+    assert status(record) == "finished"
     assert (tmp_path / "made by Hydra").is_dir()
+    assert read(record, "provenance.json")["command"][-2:] == [*typed]  # and not as Hydra was told
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,8 +54,24 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _command() -> list[str]:
+# The command line that a process of a launcher works for; its own has a launcher's words and paths of this machine.
+_worked_for: ContextVar[Sequence[str] | None] = ContextVar("worked_for", default=None)
+
+
+@contextmanager
+def working_for(command: Sequence[str]) -> Iterator[None]:
+    """What is carried out meanwhile was asked for by this command line, see `command_line`."""
+    before = _worked_for.set(command)
+    try:
+        yield
+    finally:
+        _worked_for.reset(before)
+
+
+def command_line() -> list[str]:
     """The command line, with its module or program by name: where it lies is nobody else's business."""
+    if (handed := _worked_for.get()) is not None:
+        return [*handed]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None:
         return ["python", "-m", module.name.removesuffix(".__main__"), *sys.argv[1:]]
@@ -70,7 +89,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD") if tracked else None,
         "dirty": None if changes is None else bool(changes),
-        "command": _command(),
+        "command": command_line(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {package: _version(package) for package in PACKAGES},
