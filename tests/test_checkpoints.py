@@ -2,8 +2,10 @@
 
 import errno
 import hashlib
+import io
 import os
 import pickle
+import re
 import stat
 import time
 from types import SimpleNamespace
@@ -205,19 +207,58 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(call, tmp_
     assert outcome(folder) == whole(config, tmp_path)
 
 
-def test_memory_that_runs_out_for_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(tmp_path, monkeypatch):
+def on_a_gpu():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def on_a_cpu():
+    """By what torch raises there, which is no error of a kind of its own."""
+    torch.empty(10**15)
+
+
+@pytest.mark.parametrize(
+    ("runs_out", "said_of_it"), [(on_a_gpu, "CUDA out of memory"), (on_a_cpu, "can't allocate memory: you tried")]
+)
+def test_memory_that_runs_out_for_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(
+    runs_out, said_of_it, tmp_path, monkeypatch
+):
     original, config = Training.state_dict, tiny()
 
     def full(self):
         if self.parts.step.steps == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            runs_out()
         return original(self)
 
     monkeypatch.setattr(Training, "state_dict", full)
     (folder,), said = carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_steps=1))
-    assert "  no checkpoint of step 3, the run goes on: CUDA out of memory" in said
+    assert re.search(rf"^  no checkpoint of step 3, the run goes on: .*{said_of_it}", said, re.MULTILINE)
     assert "no checkpoint of step 4" not in said
     assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize("writes", [0, 1, 5])
+def test_memory_that_runs_out_for_the_bytes_of_a_checkpoint_is_told_as_that(writes, monkeypatch):
+    """Which torch tells as a file that can't be ended, unless it comes late enough."""
+
+    class Full(io.BytesIO):
+        left = writes
+
+        def write(self, content):
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+            return super().write(content)
+
+    monkeypatch.setattr(format.io, "BytesIO", Full)
+    with pytest.raises(MemoryError, match="memory ran out"):
+        format.packed({"x": torch.zeros(100_000)})
+
+
+def test_an_error_that_is_none_of_memory_fails_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "state_dict", Mock(side_effect=RuntimeError("a shape is wrong")))
+    (folder,), said = carried_out(tiny(), tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert read(folder, "status.json")["reason"].startswith("RuntimeError: a shape is wrong")
+    assert "no checkpoint" not in said
 
 
 @pytest.mark.parametrize("where", ["dpbench.training.checkpoint.restored", "dpbench.step.PrivateStep.load_state_dict"])
