@@ -27,7 +27,7 @@ from rich.console import Console
 
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.launch import launcher, rounds
-from dpbench.launch.execute import fail, give_up_if_forced_and_seen
+from dpbench.launch.execute import give_up_if_forced_and_seen
 from dpbench.launch.job import train_job
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
@@ -38,7 +38,7 @@ from dpbench.tracking.provenance import provenance
 from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
-from dpbench.training.job_record import record_of
+from dpbench.training.job_record import fail, record_of
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:
