@@ -53,7 +53,7 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):
                 ready.append(execution)
-        interruption = Interruption(current_team())
+        interruption = Interruption(current_team(), forced=any(job.config.force for job in jobs))
         with interruption:
             try:
                 for runs in _at_one_step(ready):

@@ -22,6 +22,7 @@ LARGEST_SHARE = 0.02
 # Signals by which submitit may have been told to listen to SLURM; not every system has them.
 CLUSTERS = ("SIGUSR1", "SIGUSR2")
 NOTICE = b"\ninterrupted: ends after this step, with a checkpoint"
+NOTICE_IF_FORCED = b"\ninterrupted: ends after this step, and with force=true begins anew"
 AT_ONCE = b"; once more ends at once"
 # Why runs end early, in words.
 BY_CLUSTER, BY_SIGTERM, BY_USER = REASONS = ("by its cluster", "by SIGTERM", "by the user")
@@ -41,13 +42,15 @@ class Interruption:
     before does so again afterwards.
     """
 
-    def __init__(self, team: Team = ALONE) -> None:
+    def __init__(self, team: Team = ALONE, *, forced: bool = False) -> None:
         """Set up.
 
         Args:
             team: of this process; one that does not lead says nothing.
+            forced: whether the same command would begin the runs anew.
         """
         self._alone, self._speaks = team.size == 1, team.leads
+        self._notice = NOTICE_IF_FORCED if forced else NOTICE
         self._noted: type[KeyboardInterrupt] | None = None
         self._told: type[KeyboardInterrupt] | None = None
         self._put_off: Callable[[], Any] | None = None
@@ -76,7 +79,7 @@ class Interruption:
         elif self._noted is None:
             self._noted = KeyboardInterrupt
             if self._speaks:  # print may not be called here
-                os.write(2, NOTICE + (AT_ONCE if self._alone else b"") + b"\n")
+                os.write(2, self._notice + (AT_ONCE if self._alone else b"") + b"\n")
         elif self._alone:
             raise KeyboardInterrupt
 
