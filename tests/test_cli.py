@@ -148,7 +148,10 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
     ("arguments", "culprit"),
     [
         ("--nonsense", "--nonsense"),
-        ("--cfg job -m", "--cfg"),
+        ("--cfg job -m", "-m and --cfg: Hydra does one of these at a time, for one run; leave out -m"),
+        ("hydra/launcher=basic -m --cfg hydra", "-m and --cfg"),
+        ("--info config -m", "-m and --info"),
+        ("--cfg job --info config", "--cfg and --info"),
         ("--cfg job eps=abc", "eps=abc"),
         ("--config-name nonsense", "nonsense"),
         ("--experimental-rerun gone.pickle", "gone.pickle"),
