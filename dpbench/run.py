@@ -15,7 +15,7 @@ from dpbench.garbage import uncollected
 with starting(), uncollected():  # torch alone makes half a million objects that stay
     from hydra.errors import HydraException
 
-    from dpbench.cli.command import BAD_INPUT, FAILED, GOES_ON, OK, exit_code, run_command
+    from dpbench.cli.command import BAD_INPUT, BEGINS_ANEW, FAILED, GOES_ON, OK, exit_code, run_command
     from dpbench.cli.flags import folders_of, parse, refuse_launcher, refuse_other_folders, written_out
     from dpbench.cli.help import help_text
     from dpbench.cli.outcome import complain, keep_table, rows_of, say_what_is_not_kept
@@ -98,7 +98,11 @@ def _main(typed: list[str]) -> int:
         folder = in_grammar(str(Path(jobs[0].config.results_dir) / "sweeps" / sweep))
         return partial(start_by_launcher, launcher(f"hydra.sweep.dir={folder}"), fuses(jobs, hydras))
 
-    return _run(jobs, start_for, multirun=options.multirun)
+    try:
+        return _run(jobs, start_for, multirun=options.multirun)
+    except KeyboardInterrupt as interruption:
+        errors.print(BEGINS_ANEW if any(job.config.force for job in jobs) else GOES_ON, style="yellow")
+        return exit_code(interruption)
 
 
 def _follow(team: TorchTeam, typed: list[str]) -> int:

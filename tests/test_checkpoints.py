@@ -2,10 +2,13 @@
 
 import errno
 import hashlib
+import io
 import os
 import pickle
+import re
 import stat
 import time
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -23,6 +26,7 @@ from dpbench.tracking.record import RunRecord
 from dpbench.training import checkpoint as format
 from dpbench.training.checkpoint import Checkpoints, DamagedError
 from dpbench.training.interruption import Interruption, Occasions
+from dpbench.training.keeping import Keeper
 from dpbench.training.resume import GLOBAL, Training
 
 CPU = torch.device("cpu")
@@ -203,19 +207,58 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on(call, tmp_
     assert outcome(folder) == whole(config, tmp_path)
 
 
-def test_memory_that_runs_out_for_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(tmp_path, monkeypatch):
+def on_a_gpu():
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def on_a_cpu():
+    """By what torch raises there, which is no error of a kind of its own."""
+    torch.empty(10**15)
+
+
+@pytest.mark.parametrize(
+    ("runs_out", "said_of_it"), [(on_a_gpu, "CUDA out of memory"), (on_a_cpu, "can't allocate memory: you tried")]
+)
+def test_memory_that_runs_out_for_a_checkpoint_leaves_the_one_before_and_the_run_goes_on(
+    runs_out, said_of_it, tmp_path, monkeypatch
+):
     original, config = Training.state_dict, tiny()
 
     def full(self):
         if self.parts.step.steps == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            runs_out()
         return original(self)
 
     monkeypatch.setattr(Training, "state_dict", full)
     (folder,), said = carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_steps=1))
-    assert "  no checkpoint of step 3, the run goes on: CUDA out of memory" in said
+    assert re.search(rf"^  no checkpoint of step 3, the run goes on: .*{said_of_it}", said, re.MULTILINE)
     assert "no checkpoint of step 4" not in said
     assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize("writes", [0, 1, 5])
+def test_memory_that_runs_out_for_the_bytes_of_a_checkpoint_is_told_as_that(writes, monkeypatch):
+    """Which torch tells as a file that can't be ended, unless it comes late enough."""
+
+    class Full(io.BytesIO):
+        left = writes
+
+        def write(self, content):
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+            return super().write(content)
+
+    monkeypatch.setattr(format.io, "BytesIO", Full)
+    with pytest.raises(MemoryError, match="memory ran out"):
+        format.packed({"x": torch.zeros(100_000)})
+
+
+def test_an_error_that_is_none_of_memory_fails_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "state_dict", Mock(side_effect=RuntimeError("a shape is wrong")))
+    (folder,), said = carried_out(tiny(), tmp_path, checkpoint=CheckpointTimes(every_steps=1))
+    assert read(folder, "status.json")["reason"].startswith("RuntimeError: a shape is wrong")
+    assert "no checkpoint" not in said
 
 
 @pytest.mark.parametrize("where", ["dpbench.training.checkpoint.restored", "dpbench.step.PrivateStep.load_state_dict"])
@@ -272,6 +315,58 @@ def test_checkpoints_are_due_by_the_monotonic_clock_and_take_little_of_the_time(
             due.append(step)
             occasions.written(0.5 if len(due) == 2 else 0.1)
     assert due == [10, 20, 45, 55]  # half a second is 2 % of 25
+
+
+def test_checkpoints_that_others_ask_for_put_those_that_are_due_by_time_off_but_not_for_ever(monkeypatch):
+    """A run with secure noise has one before each evaluation. Each takes 10 s, which is 2 % of 500 s."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    occasions, due = Occasions(CheckpointTimes(every_seconds=300), Interruption()), []
+    for step in range(1, 41):
+        clock.now += 100
+        if occasions.after(step).write:
+            due.append(step)
+        if due[-1:] == [step] or step % 9 == 0:
+            occasions.written(10)
+    # The first after 300 s, the others after 500 s without one; 9, 18, 27 and 36 come on top.
+    assert due == [3, 8, 14, 23, 32]
+
+
+def test_checkpoints_of_runs_in_step_are_paid_for_together(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    occasions, due = Occasions(CheckpointTimes(every_seconds=10), Interruption()), []
+    for step in range(1, 100):
+        clock.now += 1
+        wanted = [occasions.after(step).write for _ in range(4)]
+        assert len({*wanted}) == 1
+        if wanted[0]:
+            due.append(step)
+            for _ in wanted:
+                occasions.written(0.125)
+    assert due == [10, 35, 60, 85]  # half a second is 2 % of 25
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_with_secure_noise_writes_checkpoints_by_time_as_well(secure, tmp_path, monkeypatch):
+    clock, take, write, written = Clock(), PrivateStep.take, Keeper.write, []
+
+    def taken(self, batch):
+        clock.now += 100
+        return take(self, batch)
+
+    def timed(self, training, step, tracker):
+        written.append(step)
+        write(self, training, step, tracker)
+        return 10.0
+
+    monkeypatch.setattr("dpbench.training.interruption.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(PrivateStep, "take", taken)
+    monkeypatch.setattr(Keeper, "write", timed)
+    config = tiny("batch_size=48", "evaluation.every_steps=9", f"privacy.secure_noise={str(secure).lower()}")
+    carried_out(config, tmp_path, checkpoint=CheckpointTimes(every_seconds=300))
+    assert config.steps == 30
+    assert written == ([3, 8, 9, 14, 18, 23, 27, 30] if secure else [3, 8, 13, 18, 23, 28])
 
 
 def test_runs_in_step_are_told_the_same_about_a_step(monkeypatch):

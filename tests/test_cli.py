@@ -148,7 +148,10 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
     ("arguments", "culprit"),
     [
         ("--nonsense", "--nonsense"),
-        ("--cfg job -m", "--cfg"),
+        ("--cfg job -m", "-m and --cfg: Hydra does one of these at a time, for one run; leave out -m"),
+        ("hydra/launcher=basic -m --cfg hydra", "-m and --cfg"),
+        ("--info config -m", "-m and --info"),
+        ("--cfg job --info config", "--cfg and --info"),
         ("--cfg job eps=abc", "eps=abc"),
         ("--config-name nonsense", "nonsense"),
         ("--experimental-rerun gone.pickle", "gone.pickle"),
@@ -530,9 +533,12 @@ def test_a_single_run_is_composed_once(tmp_path, monkeypatch, composed_anew):
 
 
 def test_settings_of_hydra_have_hydra_carry_out_a_single_run(tmp_path):
-    run(tmp_path / "results", f"hydra.run.dir={tmp_path / 'made by Hydra'}")
-    assert status(only_record(tmp_path / "results")) == "finished"
+    typed = ("seeds=1", f"hydra.run.dir={tmp_path / 'made by Hydra'}")
+    run(tmp_path / "results", *typed)
+    record = only_record(tmp_path / "results")
+    assert status(record) == "finished"
     assert (tmp_path / "made by Hydra").is_dir()
+    assert read(record, "provenance.json")["command"][-2:] == [*typed]  # and not as Hydra was told
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

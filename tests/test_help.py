@@ -6,11 +6,13 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from cli import CONF, ROOT, records, run
 
 from dpbench import __version__
 from dpbench.config import compose_jobs
 
+SLURM = CONF / "hydra" / "launcher" / "slurm.yaml"
 TOLD = {
     "--info searchpath": r"hydra\.searchpath in main +\| python://",
     "--info config": "suggested:\n",
@@ -71,7 +73,8 @@ def test_help_lists_every_group_with_every_option_and_nothing_internal(tmp_path)
         listed = [match[1] for line in section if (match := re.match(r"  [ *] (\S+)", line))]
         assert sorted(listed) == sorted(path.stem for path in folder.glob("*.yaml"))
     assert "schema" not in outcome.out
-    assert outcome.out.endswith("\nExit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.\n\n")
+    codes = "0; 1, a run failed; 2, bad input; 130, interrupted; 143, ended by SIGTERM."
+    assert outcome.out.endswith(f"\nExit codes: {codes}\n\n")
     assert records(tmp_path) == []
 
 
@@ -108,6 +111,18 @@ def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
         assert re.search(r"^  \* (\S+)", section, re.MULTILINE)[1] == option
     for setting in ("eps", "delta", "seed", "device", "batch_size", "epochs", "results_dir", "force", "plan"):
         assert re.search(rf"^  {setting}: \S", shown, re.MULTILINE)
+
+
+def test_what_a_launcher_says_to_type_shows_its_options(tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    (line,) = re.findall(r"^# Every other option: python -m dpbench\.run (.*)$", SLURM.read_text(), re.MULTILINE)
+    outcome = run(tmp_path, *line.split(), settings=())
+    assert (outcome.code, outcome.err) == (0, "")
+    shown, named = yaml.safe_load(outcome.out), yaml.safe_load(SLURM.read_text())
+    del named["defaults"]
+    assert {name: shown[name] for name in named} == named
+    assert "qos" in shown  # which it does not name
+    assert records(tmp_path) == []
 
 
 def test_cfg_prints_every_setting_and_trains_nothing(tmp_path):

@@ -125,3 +125,25 @@ def test_a_command_that_is_terminated_says_so_in_its_exit_code_and_begins_no_oth
     outcome = run(tmp_path, "algo=dpsgd,disk", "-m")
     assert outcome.code == 0
     assert "goes on after step 2 of 3" in outcome.out
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize(
+    ("typed", "at_once", "in_the_end"),
+    [
+        ((), "ends after this step, with a checkpoint", "and the same command goes on from there"),
+        (
+            ("force=true",),
+            "ends after this step, and with force=true begins anew",
+            "but with force=true the same command begins every run anew",
+        ),
+    ],
+)
+def test_what_the_same_command_would_do_is_said_as_it_is(typed, at_once, in_the_end, tmp_path, capfd):
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, 1, signal.SIGINT)
+        outcome = run(tmp_path, *typed)
+    assert outcome.code == 130
+    assert capfd.readouterr().err == f"\ninterrupted: {at_once}; once more ends at once\n"
+    assert outcome.err == f"interrupted; finished work is kept, {in_the_end}\n"
+    assert ("goes on after step" in run(tmp_path, *typed).out) == (not typed)

@@ -4,9 +4,11 @@ import errno
 import multiprocessing
 import os
 import pwd
+import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from made_up_locks import held_by_the_dead, held_elsewhere
 
 from dpbench.step import PrivateStep
 from dpbench.tracking import lock as locks
-from dpbench.tracking.lock import Lock, LockLostError, State, Watch, is_held, look, take_away
+from dpbench.tracking.lock import Lock, LockLostError, LockRemovedError, State, Watch, is_held, look, take_away
 from dpbench.tracking.process import Process
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.record import RunRecord
@@ -294,6 +296,19 @@ def test_who_has_lost_a_lock_sees_it_by_itself_and_leaves_the_new_one_alone(path
     assert look(path) == after != seen
 
 
+def test_who_finds_its_lock_removed_takes_nobody_for_its_holder(path):
+    lock = Lock(path)
+    assert lock.acquire()
+    path.unlink()
+    with pytest.raises(LockRemovedError, match="its lock was removed while it was under way"):
+        lock.check()
+    assert lock.lost
+    held_elsewhere(path)  # it has one now
+    with pytest.raises(LockLostError, match="process 7 on far took this run over"):
+        lock.check()
+    lock.release()
+
+
 def test_who_has_lost_a_lock_writes_nothing_more_to_the_record(tmp_path):
     record = RunRecord(tmp_path, "0" * 12, 0)
     assert record.lock.acquire()
@@ -334,6 +349,57 @@ def test_a_run_that_was_taken_over_stops_and_says_so(tmp_path, monkeypatch):
     assert not (record / "summary.json").exists()
     assert not (record / "metrics.jsonl").exists()
     assert look(next(tmp_path.rglob("0.lock"))).process.host == "far"
+
+
+def counted_steps(patch: pytest.MonkeyPatch, at: int, do: Callable[[], object]) -> list[int]:
+    """Does something within the step that follows so many, once; returns the steps that runs begin with."""
+    original, begun, done = PrivateStep.take, list[int](), list[int]()
+
+    def take(self, batch):
+        if self.steps == 0:
+            begun.append(self.steps)
+        if self.steps == at and not done:
+            done.append(at)
+            do()
+        return original(self, batch)
+
+    patch.setattr(PrivateStep, "take", take)
+    return begun
+
+
+@pytest.mark.parametrize("gone", ["lock", "results"])
+def test_a_run_whose_lock_was_removed_fails_and_is_not_begun_again_by_the_same_command(tmp_path, monkeypatch, gone):
+    results = tmp_path / "results"
+
+    def remove() -> None:
+        next(results.rglob("0.lock")).unlink() if gone == "lock" else shutil.rmtree(results)
+
+    begun = counted_steps(monkeypatch, 1, remove)
+    outcome = run(results)
+    assert outcome.code == 1
+    assert begun == [0]
+    said = f"its lock was removed while it was under way ({only_record(results)}.lock)"
+    assert outcome.error() == f"failed: {said}"
+    assert f"  stopped: {said}\n" in outcome.out
+    assert read(only_record(results), "status.json") == {"status": "failed", "reason": said}
+    assert run(results).code == 0  # which was typed anew
+    assert not list(results.rglob("*.lock"))
+
+
+def test_a_run_that_another_process_took_over_and_finished_keeps_its_record(tmp_path, monkeypatch):
+    assert run(tmp_path / "other").code == 0
+
+    def finish() -> None:
+        record = next(tmp_path.glob("results/runs/*/0"))
+        shutil.rmtree(record)
+        only_record(tmp_path / "other").rename(record)
+        record.with_name("0.lock").unlink()
+
+    begun = counted_steps(monkeypatch, 1, finish)
+    outcome = run(tmp_path / "results")
+    assert (outcome.code, begun) == (0, [0])
+    (name,) = (path.name for path in only_record(tmp_path / "results").parent.iterdir())
+    assert name == "0"
 
 
 def only_record_of(results: Path) -> Path:

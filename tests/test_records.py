@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -159,6 +160,27 @@ def test_the_ledger_holds_every_release_and_what_they_cost(finished):
     assert ledger["eps"] == summary["eps"]
 
 
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def committed(folder: Path, *names: str) -> str:
+    """The commit of these files in a repository of their own."""
+
+    def git(*arguments: str) -> str:
+        settings = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        done = subprocess.run(["git", *settings, *arguments], cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    for name in names:
+        write_text(folder / name, "as committed")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    return git("rev-parse", "HEAD")
+
+
 @pytest.mark.parametrize(
     ("written", "dirty"),
     [
@@ -171,27 +193,26 @@ def test_the_ledger_holds_every_release_and_what_they_cost(finished):
     ],
 )
 def test_a_checkout_is_modified_where_what_computes_differs_from_its_commit(tmp_path, monkeypatch, written, dirty):
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    def git(*arguments: str) -> str:
-        settings = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        done = subprocess.run(["git", *settings, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
     source = "dpbench/tracking/provenance.py"
-    for name in (source, "dpbench/step.py", "conf/config.yaml", "results/scorecard.md"):
-        write(name, "as committed")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
+    commit = committed(tmp_path, source, "dpbench/step.py", "conf/config.yaml", "results/scorecard.md")
     if written is not None:
-        write(written, "changed")
+        write_text(tmp_path / written, "changed")
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / source))
     origin = provenance.provenance(torch.device("cpu"))
-    assert origin["commit"] == git("rev-parse", "HEAD")
+    assert origin["commit"] == commit
     assert origin["dirty"] is dirty
+
+
+@pytest.mark.parametrize("ignored", ["", ".venv"])
+def test_a_package_installed_within_a_project_of_others_is_of_no_commit_of_theirs(tmp_path, monkeypatch, ignored):
+    commit = committed(tmp_path, "theirs.py")
+    write_text(tmp_path / ".gitignore", ignored)
+    source = tmp_path / ".venv" / "lib" / "dpbench" / "tracking" / "provenance.py"
+    write_text(source, "as installed")
+    monkeypatch.setattr(provenance, "__file__", str(source))
+    assert provenance._git("rev-parse", "HEAD") == commit
+    origin = provenance.provenance(torch.device("cpu"))
+    assert (origin["commit"], origin["dirty"]) == (None, None)
 
 
 def test_the_provenance_names_code_versions_and_machine(finished):
@@ -337,6 +358,43 @@ def test_a_failed_forced_run_leaves_the_finished_record_and_is_an_error(results_
     assert snapshot(record) == before
     assert outcome.code == 1
     assert "the disk is on fire" in outcome.error()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_older_forced_run_left_is_not_taken_for_the_one_that_is_begun_now(results_of_a_run, monkeypatch, fails):
+    """Where the finished record is gone, the run is begun once in its place, and ends there."""
+    record, take, begun = only_record(results_of_a_run), PrivateStep.take, []
+    with monkeypatch.context() as patch:
+        raise_after(patch, STEPS - 1, KeyboardInterrupt())
+        assert run(results_of_a_run, "force=true").code == 130
+    assert record.with_name("0.rerun").exists()
+    shutil.rmtree(record)
+
+    def counted(self: PrivateStep, batch: Any) -> Any:
+        begun.extend([self] * (self.steps == 0))
+        if len(begun) > 1:
+            pytest.fail("begun again")
+        if fails and self.steps == STEPS - 1:
+            raise RuntimeError("the disk is on fire")
+        return take(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", counted)
+    assert run(results_of_a_run, "force=true").code == int(fails)
+    assert status(record) == ("failed" if fails else "finished")
+    assert not record.with_name("0.rerun").exists()
+
+
+def test_a_forced_run_takes_its_place_also_where_the_record_before_was_removed_meanwhile(results_of_a_run, monkeypatch):
+    record, take = only_record(results_of_a_run), PrivateStep.take
+
+    def removes(self: PrivateStep, batch: Any) -> Any:
+        shutil.rmtree(record, ignore_errors=True)
+        return take(self, batch)
+
+    monkeypatch.setattr(PrivateStep, "take", removes)
+    assert run(results_of_a_run, "force=true").code == 0
+    assert only_record(results_of_a_run) == record
+    assert status(record) == "finished"
 
 
 def test_a_loss_that_is_not_a_number_is_recorded_as_diverged(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cli import Outcome, final_accuracy, only_record, read, records, run, status
+from made_up_locks import held_elsewhere
 from pyarrow import parquet
 from results_command import age_by, change, results, rows
 
@@ -467,6 +468,18 @@ def test_finished_runs_go_only_if_named(store):
     assert Published.read(store / "runs" / digest / "1").step > 0  # what was seen stays seen
     assert results(store, "remove", "algo=dpsgd", "status=finished", "yes=true").out.endswith("2 runs removed\n")
     assert named(records(store)) == {(digest, "0")}
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_an_unfinished_forced_run_left_goes_with_the_record_unless_one_is_under_way(store, held):
+    record = of_algorithm(store, "disk")[0]
+    rerun = shutil.copytree(record, record.with_name(f"{record.name}.rerun"))
+    if held:
+        held_elsewhere(record.with_name(f"{record.name}.lock"))
+    outcome = results(store, "remove", f"{record.parent.name}/{record.name}", "yes=true")
+    assert outcome.out.endswith("1 run removed\n")
+    assert not record.exists()
+    assert rerun.exists() == held
 
 
 @pytest.mark.parametrize("left", [0, 1])

@@ -34,10 +34,10 @@ from dpbench.errors import Terminated
 from dpbench.filters import Exponential, Filter
 from dpbench.gradients import FusedGradients
 from dpbench.launch import execute
-from dpbench.launch.execute import fail
 from dpbench.privacy import Ledger, calibrate
 from dpbench.step import PrivateStep
 from dpbench.training.checkpoint import Checkpoints
+from dpbench.training.job_record import fail
 from dpbench.training.preparing import Prepared
 from dpbench.training.resume import GLOBAL, Training
 

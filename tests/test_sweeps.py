@@ -17,6 +17,7 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
+import torch
 from cli import SMALL, environment, read, records, run, status
 from joblib.externals.loky import get_reusable_executor
 from made_up_locks import held_by_the_dead, held_elsewhere
@@ -26,17 +27,18 @@ from rich.console import Console
 
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.launch import launcher, rounds
-from dpbench.launch.execute import fail, give_up_if_forced_and_seen
+from dpbench.launch.execute import give_up_if_forced_and_seen
 from dpbench.launch.job import train_job
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through
 from dpbench.tracking import lock as locks
 from dpbench.tracking.lock import Lock
 from dpbench.tracking.process import Process
+from dpbench.tracking.provenance import provenance
 from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
 from dpbench.tracking.status import Status
-from dpbench.training.job_record import record_of
+from dpbench.training.job_record import fail, record_of
 
 
 def needs(plugin: str) -> pytest.MarkDecorator:
@@ -218,9 +220,19 @@ def test_a_signal_to_a_worker_does_not_interrupt_the_command(monkeypatch, here, 
     of_command = Process.this() if here else replace(Process.this(), pid=1)
     monkeypatch.setenv("WANDB_SERVICE", "of the command")
     with pytest.raises(KeyboardInterrupt) if raised else nullcontext():
-        assert train_job(OmegaConf.create(), of_command) is None
+        assert train_job(OmegaConf.create(), of_command, []) is None
     # W&B's service of the command may be on another machine.
     assert ("WANDB_SERVICE" in os.environ) == here
+
+
+def test_a_record_names_the_command_and_not_the_worker_that_a_launcher_started(monkeypatch):
+    recorded, command = [], ["python", "-m", "dpbench.run", "seed=0,1", "-m"]
+    monkeypatch.setattr("dpbench.launch.job._of_hydra", lambda composed: composed)
+    monkeypatch.setattr("dpbench.launch.job._train", lambda _: recorded.append(provenance(torch.device("cpu"))))
+    monkeypatch.setattr(sys, "argv", ["worker", "/tmp/job"])
+    train_job(OmegaConf.create(), replace(Process.this(), pid=1), command)
+    assert recorded[0]["command"] == command
+    assert provenance(torch.device("cpu"))["command"][-1] == "/tmp/job"  # of a process that works for itself
 
 
 def test_an_error_outside_of_the_run_is_recorded_with_its_traceback(jobs):
@@ -537,6 +549,11 @@ def test_of_three_runs_through_joblib_one_fails_is_listed_and_the_others_finish(
     found = {read_number(record): record for record in records(commands.results)}
     assert {number: status(record) for number, record in found.items()} == {0: "finished", 1: "failed", 2: "finished"}
     assert "Traceback" in read(found[1], "status.json")["traceback"]
+    typed = [f"results_dir={commands.results}", *QUICK, *sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    for record in found.values():
+        command = read(record, "provenance.json")["command"]
+        assert command[-len(typed) :] == typed
+        assert command[: -len(typed)] in (["dpbench"], ["python", "-m", "pytest"])  # and no worker of joblib's
     (path,) = commands.results.glob("sweeps/*/table.csv")
     assert [row["status"] for row in csv.DictReader(path.open())] == ["finished", "failed", "finished"]
 
@@ -662,6 +679,8 @@ def test_a_job_of_slurm_that_is_told_to_end_is_queued_again_and_its_run_finishes
     out, err = command.communicate(timeout=600)
     assert command.returncode == 0, err
     assert table_of(out) == ["filter.number=0", "filter.number=1"]
+    for record in records(commands.results):
+        assert read(record, "provenance.json")["command"] == ["python", "-m", "dpbench.run", *command.args[3:]]
     # By another process, after the steps that the first one had taken.
     found = {f"{read_number(record)}": record for record in records(commands.results)}
     assert len(resumed_at(found[told[0]])) == 1

@@ -29,12 +29,12 @@ from resuming import (
 from dpbench.config import Job, config_hash
 from dpbench.gradients import choice
 from dpbench.gradients.choice import Chooser
-from dpbench.launch.execute import fail
 from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.step import PrivateStep
 from dpbench.tracking.published import Published
 from dpbench.tracking.record import RecordError, RunRecord
 from dpbench.training.checkpoint import Checkpoints
+from dpbench.training.job_record import fail
 from dpbench.training.resume import GLOBAL
 
 CPU = torch.device("cpu")

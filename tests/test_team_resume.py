@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -264,14 +265,23 @@ def test_the_step_in_which_memory_ran_out_in_one_process_has_a_checkpoint_to_go_
     assert outcome(came.folder) == want
 
 
-def test_a_process_that_has_no_part_for_a_checkpoint_stops_no_run(tmp_path):
-    def unkept(patch: pytest.MonkeyPatch, rank: int) -> None:
-        if rank == 1:
-            patch.setattr(Training, "own_state", lambda self: {"step": {1, 2}})
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (lambda _: {"step": {1, 2}}, "training.step is a set; only tensors and plain"),
+        (lambda _: torch.empty(10**15), ".*can't allocate memory: you tried"),  # as torch says it on a CPU
+    ],
+    ids=["set", "memory"],
+)
+def test_a_process_that_has_no_part_for_a_checkpoint_stops_no_run(own, why, rank, tmp_path):
+    def unkept(patch: pytest.MonkeyPatch, each: int) -> None:
+        if each == rank:
+            patch.setattr(Training, "own_state" if rank else "state_dict", own)
 
     came = trained_together(tiny(), tmp_path, unkept, checkpoint=CheckpointTimes(every_steps=9))
-    said = "no checkpoint of step 9, the run goes on: process 1 of 2: training.step is a set; only tensors and plain"
-    assert said in came.said
+    of_rank = "" if rank == 0 and "set" in why else f"process {rank} of 2: "
+    assert re.search(f"no checkpoint of step 9, the run goes on: {of_rank}{why}", came.said)
     assert (status(came.folder), came.codes) == ("finished", [0, 0])
 
 

@@ -21,6 +21,8 @@ from dpbench.errors import PlainWarning, Terminated, UserError
 OK, FAILED, BAD_INPUT = 0, 1, 2
 # Of commands whose runs go on where they were stopped.
 GOES_ON = "interrupted; finished work is kept, and the same command goes on from there"
+# Of those that have their runs begun from the beginning.
+BEGINS_ANEW = "interrupted; finished work is kept, but with force=true the same command begins every run anew"
 
 
 def exit_code(interruption: KeyboardInterrupt) -> int:

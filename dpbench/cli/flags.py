@@ -39,8 +39,12 @@ def parse(typed: Sequence[str]) -> Namespace:
         )
     if options.config_dir and not Path(options.config_dir).is_dir():
         raise UserError(f"-cd {options.config_dir}: no such folder")
-    if options.cfg and options.multirun:
-        raise UserError(f"--cfg {options.cfg}: prints the settings of one run; leave out -m")
+    printing = {"--cfg": options.cfg, "--info": options.info, "-sc": options.shell_completion}
+    asked = {"-m": options.multirun, "-r": options.run, **printing}
+    several = [flag for flag, given in asked.items() if given]
+    if any(printing.values()) and len(several) > 1:
+        both = " and ".join(several)
+        raise UserError(f"{both}: Hydra does one of these at a time, for one run; leave out {several[0]}")
     return options
 
 

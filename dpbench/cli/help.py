@@ -31,7 +31,7 @@ FOOTER = """\
 Flags: -m runs all combinations of comma-separated values; -cd FOLDER adds a folder of options and classes of your own;
 --cfg job prints the composed settings, with --resolve those that follow from others as values; --hydra-help tells the
 rest.
-Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.
+Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted; 143, ended by SIGTERM.
 """
 
 

@@ -13,7 +13,6 @@ from dpbench.data import Splits
 from dpbench.randomness import global_stream
 from dpbench.tracking.published import note_of
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import RecordError
 from dpbench.tracking.status import Status
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam
@@ -21,7 +20,7 @@ from dpbench.training.execution import Execution
 from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
-from dpbench.training.job_record import failed_to_begin, record_of
+from dpbench.training.job_record import fail, record_of
 from dpbench.training.lockstep import alone, together
 from dpbench.training.torchrun import current_team
 
@@ -54,7 +53,7 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
                 continue
             if execution.prepare(ready[0].prepared.splits if ready else splits):
                 ready.append(execution)
-        interruption = Interruption(current_team())
+        interruption = Interruption(current_team(), forced=any(job.config.force for job in jobs))
         with interruption:
             try:
                 for runs in _at_one_step(ready):
@@ -131,21 +130,6 @@ def seen_since_it_began(job: Job) -> bool:
         return note_of(record.folder).stat().st_mtime_ns > begun
     except OSError:
         return False
-
-
-def fail(job: Job, reason: str, trace: str | None = None) -> None:
-    """Record that a run failed outside of the process that was to record it, unless another one is at it.
-
-    What no record can tell, as on a full disk, is kept for this process.
-    """
-    record = record_of(job)
-    try:
-        if record.acquire():
-            failed_to_begin(job, record, reason, trace)
-    except RecordError as error:
-        record.keep_untold(f"{reason}; {error}")
-    finally:
-        record.lock.release()
 
 
 def _name(jobs: Sequence[Job]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -15,15 +15,17 @@ from dpbench.console import make_console
 from dpbench.launch.execute import execute, give_up_if_forced_and_seen
 from dpbench.tracking.lock import outlive
 from dpbench.tracking.process import Process
+from dpbench.tracking.provenance import working_for
 from dpbench.training.job_record import record_of
 
 
-def train_job(composed: DictConfig, launcher: Process) -> str | None:
+def train_job(composed: DictConfig, launcher: Process, command: Sequence[str]) -> str | None:
     """Train the run that Hydra composed, or those of its seeds; how they ended is in their records.
 
     Args:
         composed: by Hydra.
         launcher: the process of the command. A signal that ends the work of another one is not to end it, too.
+        command: its words, which records are to show.
 
     Returns:
         The traceback of what went wrong outside of the runs, of which there is no record; None where nothing did.
@@ -31,7 +33,8 @@ def train_job(composed: DictConfig, launcher: Process) -> str | None:
     if Process.this() != launcher:
         # Names W&B's service of the command, which may be on another machine, or have ended before this begins.
         os.environ.pop("WANDB_SERVICE", None)
-    return _told(lambda: _train(_of_hydra(composed)), launcher)
+    with working_for(command):
+        return _told(lambda: _train(_of_hydra(composed)), launcher)
 
 
 def train_here(job: Job) -> str | None:

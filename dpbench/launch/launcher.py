@@ -29,6 +29,7 @@ from dpbench.config.registry import register
 from dpbench.errors import require
 from dpbench.launch.job import train_job
 from dpbench.tracking.process import Process
+from dpbench.tracking.provenance import command_line
 
 THREADS = "OMP_NUM_THREADS"
 # Jobs of an array of SLURM's, which by default takes no more than MaxArraySize=1001.
@@ -88,7 +89,7 @@ class Launcher:
         setup_globals()
         config = deepcopy(self._config)
         context = HydraContext(config_loader=self._loader, callbacks=Callbacks(config))
-        task = partial(train_job, launcher=Process.this())
+        task = partial(train_job, launcher=Process.this(), command=command_line())
         at_once = _share_cores(config.hydra.launcher, len(lines))
         raised: list[str | None] = []
         for first in range(0, len(lines), at_once):

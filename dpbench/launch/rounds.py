@@ -11,14 +11,14 @@ from rich.console import Console
 
 from dpbench.config import Job
 from dpbench.files import Stamp, stamp
-from dpbench.launch.execute import SEEN, fail, seen_since_it_began
+from dpbench.launch.execute import SEEN, seen_since_it_began
 from dpbench.tracking.lock import State, Watch
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
 from dpbench.training.interruption import terminable
-from dpbench.training.job_record import record_of
+from dpbench.training.job_record import fail, record_of
 
-# Times that the process of a run may be killed until the run counts as failed. After the first of them it is begun
+# Times that the process of a run may be killed until the run counts as failed. After TOGETHER of them it is begun
 # alone: a run that exhausts memory also kills its neighbours, which shall not pay for that.
 ATTEMPTS = 4
 TOGETHER = 2

@@ -15,6 +15,7 @@ from dpbench.config import Job, conf_folder, quoted
 from dpbench.launch.job import train_here, train_job
 from dpbench.launch.launcher import Launcher, launcher_of
 from dpbench.tracking.process import Process
+from dpbench.tracking.provenance import command_line
 
 # Carries out some jobs with further overrides for all of them; with those given it is a Start of rounds.py.
 StartWith = Callable[[list[str], Sequence[Job]], Mapping[int, str]]
@@ -63,12 +64,15 @@ def fuses(jobs: Sequence[Job], hydras: Sequence[str]) -> bool:
 
 def hand_over(flags: list[str], overrides: list[str]) -> str | None:
     """Let Hydra have the command line; the traceback of what was raised outside of the run, if anything was."""
-    # Overrides first: a flag that may have a value, as --info, would take one for it.
-    sys.argv = [sys.argv[0], *map(quoted, overrides), *flags]
-    raised = []
+    typed, command, raised = sys.argv, command_line(), []
 
     def task(composed: DictConfig) -> None:
-        raised.append(train_job(composed, Process.this()))
+        raised.append(train_job(composed, Process.this(), command))
 
-    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
+    # Overrides first: a flag that may have a value, as --info, would take one for it.
+    sys.argv = [typed[0], *map(quoted, overrides), *flags]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
+    finally:
+        sys.argv = typed
     return raised[0] if raised else None

@@ -42,7 +42,7 @@ variable DPBENCH_DATA, else .data), data.download (true: data, tokenizers and we
 tracker, tracker.*, fuse_seeds, micro_batch.
 A run is not begun if it is expected to end after the budget. What is recorded is never run again: the same command goes
 on where the last one ended, however that was.
-Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted.
+Exit codes: 0; 1, a run failed; 2, bad input; 130, interrupted; 143, ended by SIGTERM.
 """
 # Settings of a run that leave its numbers as they are; with a dot, all below.
 PASSED_ON = ("device", "data.", "tracker", "tracker.", "fuse_seeds", "micro_batch")

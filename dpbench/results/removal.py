@@ -14,8 +14,9 @@ from dpbench.results.arguments import Arguments
 from dpbench.results.listing import table_of
 from dpbench.tracking.damage import note_what_is_shown
 from dpbench.tracking.index import Index
+from dpbench.tracking.lock import is_held, lock_of
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL
+from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL, rerun_of
 from dpbench.tracking.status import Status
 from dpbench.wording import number_of
 
@@ -57,7 +58,10 @@ def remove(index: Index, arguments: Arguments, console: Console) -> None:
 
 
 def _remove(folder: Path, status: str) -> bool:
-    """Remove a record that still has a status: it is gone in one step, and its files after that."""
+    """Remove a record that still has a status: it is gone in one step, and its files after that.
+
+    What a forced second run left that did not finish goes along, unless one is under way.
+    """
     if Recorded.read(folder).status != status:
         return False
     try:
@@ -75,6 +79,8 @@ def _remove(folder: Path, status: str) -> bool:
     except FileNotFoundError:
         return False
     shutil.rmtree(going, ignore_errors=True)
+    if not is_held(lock_of(folder)):  # one that begins from now on writes where the record was
+        shutil.rmtree(rerun_of(folder), ignore_errors=True)
     with contextlib.suppress(OSError):  # other seeds are there
         folder.parent.rmdir()
     return True

@@ -36,7 +36,11 @@ COUNTER = "{:020d}\n"
 
 
 class LockLostError(RuntimeError):
-    """Another process has taken this one for gone, and holds what it held."""
+    """This process no longer holds what it held: another one has taken it for gone."""
+
+
+class LockRemovedError(LockLostError):
+    """Nobody does: somebody has deleted the file, or the process that took this one for gone has ended since."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +200,12 @@ class Lock:
                 continue
 
     def check(self) -> None:
-        """Raise `LockLostError` unless the lock is still this object's."""
+        """Raise `LockLostError` unless the lock is still this object's, `LockRemovedError` if it is nobody's."""
         try:
             who = _holder(self.path.read_bytes())
         except FileNotFoundError:
-            who = {}
+            self._lost = True
+            raise LockRemovedError(f"its lock was removed while it was under way ({self.path})") from None
         if self._lost or who.get("token") != self._token:
             self._lost = True
             taker = str(Process.read(who)) if "pid" in who else "another process"

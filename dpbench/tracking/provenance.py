@@ -5,6 +5,9 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +42,11 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
+def _in_checkout() -> bool:
+    """Whether git tracks this source: a package that is installed within somebody's project is no part of that."""
+    return _git("ls-files", "--error-unmatch", "--", Path(__file__).resolve().name) is not None
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -46,8 +54,24 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _command() -> list[str]:
+# The command line that a process of a launcher works for; its own has a launcher's words and paths of this machine.
+_worked_for: ContextVar[Sequence[str] | None] = ContextVar("worked_for", default=None)
+
+
+@contextmanager
+def working_for(command: Sequence[str]) -> Iterator[None]:
+    """What is carried out meanwhile was asked for by this command line, see `command_line`."""
+    before = _worked_for.set(command)
+    try:
+        yield
+    finally:
+        _worked_for.reset(before)
+
+
+def command_line() -> list[str]:
     """The command line, with its module or program by name: where it lies is nobody else's business."""
+    if (handed := _worked_for.get()) is not None:
+        return [*handed]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None:
         return ["python", "-m", module.name.removesuffix(".__main__"), *sys.argv[1:]]
@@ -59,12 +83,13 @@ def provenance(device: torch.device) -> dict[str, Any]:
 
     `dirty` is of what computes, the package and its configs: runs write beside them, and so change the checkout.
     """
-    changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf")
+    tracked = _in_checkout()
+    changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf") if tracked else None
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": _git("rev-parse", "HEAD") if tracked else None,
         "dirty": None if changes is None else bool(changes),
-        "command": _command(),
+        "command": command_line(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {package: _version(package) for package in PACKAGES},

@@ -47,6 +47,11 @@ class RunOutcome(NamedTuple):
 _untold: dict[Path, str] = {}
 
 
+def rerun_of(folder: Path) -> Path:
+    """Where a forced run writes until it has finished, if there is a finished record in a folder."""
+    return folder.with_name(f"{folder.name}.rerun")
+
+
 class RunRecord:
     """Reads and writes the folder of one run.
 
@@ -98,11 +103,8 @@ class RunRecord:
 
     def latest(self) -> Path:
         """The folder of the latest attempt: that of a forced run which has not finished, or the record's."""
-        rerun = self._rerun_folder()
+        rerun = rerun_of(self.folder)
         return rerun if rerun.exists() else self.folder
-
-    def _rerun_folder(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.rerun")
 
     def _replaced_folder(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.replaced")
@@ -119,7 +121,7 @@ class RunRecord:
             held = self.lock.acquire()
         if held and self._replaced_folder().exists() and not self.folder.exists():
             with self._explained("the run before can't be replaced in"):
-                rerun = self._rerun_folder()
+                rerun = rerun_of(self.folder)
                 (rerun if rerun.exists() else self._replaced_folder()).rename(self.folder)
             shutil.rmtree(self._replaced_folder(), ignore_errors=True)
         return held
@@ -144,9 +146,12 @@ class RunRecord:
             RecordError: it can't be written, here as in the methods below.
         """
         self.require_lock()
-        self.working = self._rerun_folder() if self.finished() else self.folder
+        rerun = rerun_of(self.folder)
+        self.working = rerun if self.finished() else self.folder
         with self._explained("nothing can be written to"):
             self.refusal.unlink(missing_ok=True)  # of an earlier try, which whoever asked for it did not live to take
+            if self.working == self.folder and rerun.exists():  # beside a finished record that is gone now
+                shutil.rmtree(rerun)
             self.working.mkdir(parents=True, exist_ok=True)
             for path in self.working.iterdir():
                 if not any(map(path.match, keep)):
@@ -237,11 +242,13 @@ class RunRecord:
     def _replace(self) -> None:
         replaced = self._replaced_folder()
         shutil.rmtree(replaced, ignore_errors=True)
-        self.folder.rename(replaced)
+        with suppress(FileNotFoundError):  # it was removed meanwhile
+            self.folder.rename(replaced)
         try:
             self.working.rename(self.folder)
         except OSError:
-            replaced.rename(self.folder)
+            if replaced.exists():
+                replaced.rename(self.folder)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
         self.working = self.folder

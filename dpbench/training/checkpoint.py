@@ -121,13 +121,24 @@ def packed(state: State) -> memoryview:
 
     Raises:
         TypeError: it has something that could not be loaded again.
+        MemoryError: there is no room for them.
     """
     for where, value in _leaves(state):
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             raise TypeError(f"{where} is a {type(value).__name__}; only tensors and plain values can be loaded")
     content = io.BytesIO()
-    torch.save(state, content)
+    try:
+        torch.save(state, content)
+    except (MemoryError, RuntimeError) as error:  # the latter where torch can't end a file that there is no room for
+        if MemoryError in (type(error), type(error.__context__)):
+            raise MemoryError("memory ran out") from error
+        raise
     return content.getbuffer()
+
+
+def can_not_be_had(error: Exception) -> bool:
+    """Whether an error on the way to a state as bytes says that there are none, and nothing else."""
+    return isinstance(error, TypeError) or out_of_memory(error)
 
 
 def unpacked(payload: memoryview, device: torch.device) -> State:

@@ -17,14 +17,14 @@ from dpbench.files import jsonable
 from dpbench.garbage import uncollected
 from dpbench.privacy import Ledger
 from dpbench.tracking import RunRecord, Status, Tracker, open_tracker
-from dpbench.tracking.lock import LockLostError
+from dpbench.tracking.lock import LockLostError, LockRemovedError
 from dpbench.tracking.record import GRADIENTS, MODEL, RecordError
 from dpbench.tracking.status import FOR_GOOD
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam
 from dpbench.training.following import call_together
 from dpbench.training.interruption import Occasion, Occasions, StoppedError
-from dpbench.training.job_record import OUTLASTING, failed_to_begin, in_a_sentence, recorded_settings
+from dpbench.training.job_record import OUTLASTING, fail, failed_to_begin, in_a_sentence, recorded_settings
 from dpbench.training.keeping import Found, Keeper, final_weights
 from dpbench.training.lockstep import Steps
 from dpbench.training.loop import DivergedError, Metrics, train
@@ -170,9 +170,16 @@ class Execution:
         return []
 
     def carry_out(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
-        """Train, see `train`; says so, and leaves the record alone, where another process has taken the run over."""
+        """Train, see `train`; says so, and leaves the record alone, where another process has taken the run over.
+
+        Where nobody has its lock the run has failed, and is not begun again by itself: somebody removed that.
+        """
         try:
             return (yield from self.train(display, occasions, seeds_at_once))
+        except LockRemovedError as error:
+            self.console.print(f"  stopped: {error}", style="red")
+            fail(self.job, str(error))
+            return Status.FAILED
         except LockLostError as error:
             self.console.print(f"  stopped, nothing more is recorded: {error}", style="red")
             return Status.FAILED

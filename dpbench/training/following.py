@@ -20,7 +20,7 @@ from dpbench.tracking import Status
 from dpbench.tracking.published import Published
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import open_ledger
-from dpbench.training.checkpoint import DamagedError, packed, unpacked
+from dpbench.training.checkpoint import DamagedError, can_not_be_had, packed, unpacked
 from dpbench.training.contact import RankError
 from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.interruption import Interruption, Occasion, StoppedError
@@ -259,7 +259,9 @@ class _Follower:
         self._repeats.kept(parts)
         try:
             own = _bytes_of({"conditions": self._repeats.conditions(parts), "training": self.training.own_state()})
-        except (TypeError, MemoryError, torch.OutOfMemoryError) as error:
+        except Exception as error:
+            if not can_not_be_had(error):
+                raise
             problem = str(error)
         with suppress(PartError):
             self._team.collect(own, problem)

@@ -16,11 +16,13 @@ from dpbench.config.schema import CheckpointTimes
 from dpbench.errors import Terminated
 from dpbench.training.team import ALONE, Team
 
-# Checkpoints take at most this share of the time, however long one takes.
+# Checkpoints that are due by time take at most this share of it, however long one takes. What else asks for some, as
+# evaluations of a run with secure noise do, comes on top.
 LARGEST_SHARE = 0.02
 # Signals by which submitit may have been told to listen to SLURM; not every system has them.
 CLUSTERS = ("SIGUSR1", "SIGUSR2")
 NOTICE = b"\ninterrupted: ends after this step, with a checkpoint"
+NOTICE_IF_FORCED = b"\ninterrupted: ends after this step, and with force=true begins anew"
 AT_ONCE = b"; once more ends at once"
 # Why runs end early, in words.
 BY_CLUSTER, BY_SIGTERM, BY_USER = REASONS = ("by its cluster", "by SIGTERM", "by the user")
@@ -40,13 +42,15 @@ class Interruption:
     before does so again afterwards.
     """
 
-    def __init__(self, team: Team = ALONE) -> None:
+    def __init__(self, team: Team = ALONE, *, forced: bool = False) -> None:
         """Set up.
 
         Args:
             team: of this process; one that does not lead says nothing.
+            forced: whether the same command would begin the runs anew.
         """
         self._alone, self._speaks = team.size == 1, team.leads
+        self._notice = NOTICE_IF_FORCED if forced else NOTICE
         self._noted: type[KeyboardInterrupt] | None = None
         self._told: type[KeyboardInterrupt] | None = None
         self._put_off: Callable[[], Any] | None = None
@@ -75,7 +79,7 @@ class Interruption:
         elif self._noted is None:
             self._noted = KeyboardInterrupt
             if self._speaks:  # print may not be called here
-                os.write(2, NOTICE + (AT_ONCE if self._alone else b"") + b"\n")
+                os.write(2, self._notice + (AT_ONCE if self._alone else b"") + b"\n")
         elif self._alone:
             raise KeyboardInterrupt
 
@@ -162,7 +166,8 @@ class Occasion(NamedTuple):
 class Occasions:
     """Decides after each step what runs that go in step do, and decides it once for all of them.
 
-    So they write checkpoints of the same steps, and end at the same one. Time is the monotonic clock's.
+    So they write checkpoints of the same steps, and end at the same one; one of the runs may have more. Time is the
+    monotonic clock's.
     """
 
     def __init__(self, times: CheckpointTimes, interruption: Interruption) -> None:
@@ -170,6 +175,7 @@ class Occasions:
         self._interruption = interruption
         self._last = time.monotonic()
         self._cost = 0.0
+        self._paid = -1
         self._decided = -1
         self._occasion = Occasion(False, None)
 
@@ -178,7 +184,6 @@ class Occasions:
         if step != self._decided:
             stop = self._interruption.reason
             self._decided, self._occasion = step, Occasion(stop is not None or self._due(step), stop)
-            self._cost = 0.0 if self._occasion.write else self._cost
         return self._occasion
 
     def _due(self, step: int) -> bool:
@@ -193,6 +198,11 @@ class Occasions:
         self._interruption.heed(reason)
 
     def written(self, seconds: float) -> None:
-        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not."""
+        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not.
+
+        What counts are those of one step: so much one that is due by time will take, whoever asked for these.
+        """
+        if self._paid != self._decided:
+            self._paid, self._cost = self._decided, 0.0
         self._cost += seconds
         self._last = time.monotonic()

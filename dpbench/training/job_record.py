@@ -37,6 +37,21 @@ def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None)
     record.set_status(Status.FAILED, reason, trace)
 
 
+def fail(job: Job, reason: str, trace: str | None = None) -> None:
+    """Record that a run failed outside of what was to record it, unless another process is at it or has finished it.
+
+    What no record can tell, as on a full disk, is kept for this process.
+    """
+    record = record_of(job)
+    try:
+        if record.acquire() and (job.config.force or not record.finished()):
+            failed_to_begin(job, record, reason, trace)
+    except RecordError as error:
+        record.keep_untold(f"{reason}; {error}")
+    finally:
+        record.lock.release()
+
+
 def in_a_sentence(error: Exception, config: RunConfig) -> str:
     """Why a run failed, on one line, however many the error has."""
     said = " ".join(str(error).split())

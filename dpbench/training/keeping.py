@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from dpbench.config import RunConfig
@@ -20,7 +19,7 @@ from dpbench.tracking.published import Published, forget
 from dpbench.tracking.record import RecordError
 from dpbench.training.assemble import Assembly
 from dpbench.training.budget import affords
-from dpbench.training.checkpoint import Checkpoints, DamagedError
+from dpbench.training.checkpoint import Checkpoints, DamagedError, can_not_be_had
 from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.loop import evaluated_after
 from dpbench.training.repeating import Repeats, computed_by, in_words
@@ -129,7 +128,9 @@ class Keeper:
             state = {**content, **self._state(training)}
             # Who was away for long may have lost the run to another process, which has checkpoints of its own.
             Checkpoints(self._record.working).write(step, state, self._record.require_lock)
-        except (OSError, TypeError, MemoryError, torch.OutOfMemoryError, PartError) as error:
+        except Exception as error:
+            if not (isinstance(error, (OSError, PartError)) or can_not_be_had(error)):
+                raise
             self._say(f"  no checkpoint of step {step}, the run goes on: {error}")
         return time.monotonic() - start
 
@@ -144,7 +145,9 @@ class Keeper:
         state, problem = None, None
         try:
             state = training.state_dict()
-        except (TypeError, MemoryError, torch.OutOfMemoryError) as error:
+        except Exception as error:
+            if not can_not_be_had(error):
+                raise
             problem = str(error)
         return {"training": state, OTHERS: self._team.collect(problem=problem), IN_PARTS: self._config.shard_states}
 
