@@ -40,7 +40,7 @@ def _search(cells: Sequence[Cell]) -> list[str]:
     for (keys, size, data), count in grids.items():
         lines.append(
             f"Hyper-parameters, {count} of {len(cells)} cells: the best of {size} configurations ({keys}), tuned on "
-            f"{data} data with the first seed; the winner runs with all seeds, and all of them count, the first one too."
+            f"{data} data with the first seed; the winner runs with all seeds, and the first one counts, too."
         )
     by_noise, by_search = (sum(key in cell.overrides for cell in searched) for key in (NOISE, SEARCH))
     free = len(searched) - by_noise - by_search
