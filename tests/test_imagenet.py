@@ -117,7 +117,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_and_leaves_nothing(root, monk
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError) as caught:
         loaded(root)
-    assert str(caught.value) == f"dataset=imagenet: {path} can't be decoded; fetch it anew"
+    assert str(caught.value) == f"dataset=imagenet: {path} can't be decoded; take another copy of it"
     assert sorted(p.name for p in (root / "imagenet").iterdir()) == ["train", "val"]
 
 

@@ -295,7 +295,8 @@ def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
     assert labels.tolist() == [0, 0, 1, 1, 2, 2]
     torch.testing.assert_close(found, (labels * 80 / 255).view(6, 1, 1, 1).expand(6, 3, 4, 4).float())
     assert splits.test.labels.tolist() == [0, 1, 2]
-    with pytest.raises(UserError, match="3 folders of classes instead of 4"):
+    told = "3 folders of classes instead of 4 under data.root=.*; put that right, or the settings of the data set$"
+    with pytest.raises(UserError, match=told):
         image_data(3, 4, 4, classes=4).load(tmp_path, download=False)
 
 

@@ -174,4 +174,4 @@ class _Decoded(Dataset[tuple[Tensor, str]]):
                     return self._blank, f"{path} has grey levels of more than 8 bits; save it with levels from 0 to 255"
                 return self._transform(image.convert("RGB")), ""
         except Exception:  # Pillow raises whatever the parsing of a damaged file runs into
-            return self._blank, f"{path} can't be decoded; fetch it anew"
+            return self._blank, f"{path} can't be decoded; take another copy of it"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -63,12 +64,18 @@ def _told(array: np.ndarray) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
+# A file of one's own may be the only one, and as well be right.
+REPAIR = "put that right, or the settings of the data set"
+
+
 @dataclass(frozen=True)
 class OwnImages(ImageFolders):
     """Images in ``<name>/train.npz`` and ``<name>/test.npz``, or else in folders of classes as those of ImageNet.
 
     Arrays are ``inputs``, uint8 (N, H, W), (N, H, W, C) or (N, C, H, W), and ``labels``, whole numbers (N,).
     """
+
+    REPAIR: ClassVar[str] = REPAIR
 
     def _has_arrays(self, root: Path) -> bool:
         return any((root / file.path).exists() for file in _files(self.name, "npz"))
@@ -108,6 +115,8 @@ def _channels_first(images: np.ndarray, shape: Shape) -> np.ndarray:
 class OwnTable(FileSource, TableSource):
     """Rows of numbers in ``<name>/train.npz`` and ``<name>/test.npz``: ``inputs`` (N, F) and ``labels`` (N,)."""
 
+    REPAIR: ClassVar[str] = REPAIR
+
     @override
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:
         self.require_whole(root, download=False)
@@ -135,6 +144,8 @@ class OwnTexts(FileSource, TextSource):
     Attributes:
         generates: for a language model.
     """
+
+    REPAIR: ClassVar[str] = REPAIR
 
     generates: bool = False
 

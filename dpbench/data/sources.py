@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from typing_extensions import override
@@ -69,6 +69,9 @@ class Source:
     test: int
     by_hand: str = ""
 
+    # What a person does with files that are damaged.
+    REPAIR: ClassVar[str] = "delete it and fetch it anew"
+
     @property
     def built_in(self) -> bool:
         """Whether it comes with a library, without files under the data root."""
@@ -114,7 +117,7 @@ class Source:
             problems = self.problems(root, thorough=True)
         for problem in sorted(problems, key=lambda problem: problem.absent):
             if not problem.absent:
-                raise self.error(f"{problem.text} under data.root={root}; delete it and fetch it anew")
+                raise self.error(f"{problem.text} under data.root={root}; {self.REPAIR}")
             remedy = self.by_hand or "set data.download=true to fetch it"
             raise self.error(
                 f"no complete copy under data.root={root} ({problem.text}); {remedy}, or {ELSEWHERE} at one"

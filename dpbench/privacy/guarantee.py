@@ -90,8 +90,8 @@ def circumstances(search: tuple[float, float] | None, published: float | None, u
         return ""
     conditions = f" Nor are all conditions met that the proof of that rule needs: {'; '.join(unmet)}." if unmet else ""
     return (
-        f" Accounting differs: by the publication's rule the run would spend eps={published:.4g}; it does not "
-        f"cover how the batches are drawn or how much noise is added.{conditions}"
+        f" Accounting differs: by the publication's rule the run would spend eps={published:.4g}, which is "
+        f"none that holds unless the rule covers how the batches are drawn and how much noise is added.{conditions}"
     )
 
 
