@@ -428,14 +428,6 @@ def test_what_diverged_is_a_result_and_no_other_seed_takes_its_place(one):
     assert (one.standing().state, one.standing().reason) == (State.FAILED, "diverged")
 
 
-def test_a_finished_record_that_is_damaged_is_asked_for_again(one):
-    for seed in range(3):
-        one.run(0, seed)
-    (damaged,) = one.results.glob("runs/*/1/summary.json")
-    damaged.write_text("{")
-    assert (one.standing().state, one.asked()) == (State.PARTLY, [(0, (1,))])
-
-
 @pytest.mark.parametrize("status", ["failed", "invalid"])
 def test_what_failed_is_run_again_only_if_asked(one, status):
     one.run(0, 0)

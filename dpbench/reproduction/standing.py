@@ -10,7 +10,6 @@ from functools import partial
 from dpbench.claims import Cell, Evidence, Measured
 from dpbench.claims.evidence import best_of
 from dpbench.claims.notation import Candidate
-from dpbench.tracking.reading import DAMAGED
 from dpbench.tracking.status import Status
 
 # Runs that ended so may be tried once more; those that diverged would do so again.
@@ -93,9 +92,5 @@ def standing_of(
 
 
 def _lost(runs: Measured, may_retry: Callable[[int], bool]) -> frozenset[int]:
-    """Seeds whose runs ended without a number, and stay so; none is replaced by another seed.
-
-    Of one that had a number and is damaged now the record is set aside when it is run again.
-    """
-    again = (seed for seed, how in runs.lost.items() if how == DAMAGED or (how in MAY_BE_RETRIED and may_retry(seed)))
-    return frozenset(runs.lost).difference(again)
+    """Seeds whose runs ended without a number, and stay so; none is replaced by another seed."""
+    return frozenset(seed for seed, how in runs.lost.items() if not (how in MAY_BE_RETRIED and may_retry(seed)))
