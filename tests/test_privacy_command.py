@@ -127,7 +127,9 @@ def test_other_releases_and_other_accounting_are_said(capsys):
     assert main([*SMALL, "algo=dcsgd_p", "privacy=as_published", "--grid", "1"]) == 0
     out = capsys.readouterr().out
     assert "histogram of norms of the same batch is released, and counted" in out
-    assert re.search(r"Accounting differs: by the publication's rule the run would spend eps=(8|7\.99\d), which is none that", out)
+    assert re.search(
+        r"Accounting differs: by the publication's rule the run would spend eps=(8|7\.99\d), which is none that", out
+    )
     assert "conditions" not in out
 
 
