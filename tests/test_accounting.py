@@ -405,6 +405,7 @@ def test_a_joint_release_adds_inverse_squares():
     assert three.noise_multiplier == pytest.approx((1 / 4 + 1 / 9 + 1 / 36) ** -0.5, rel=1e-15)
     assert Release(0.1, 0.0, BESIDE).joint.noise_multiplier == 0
     assert Release(0.1, 1.0, (Part("a", 0.0),)).joint.noise_multiplier == 0
+    assert Release(0.1, 1.0, (Part("a", 1e-200),)).joint.noise_multiplier == 0  # whose inverse square is no float
     assert Release(0.1, 1.0).joint == Release(0.1, 1.0)
 
 

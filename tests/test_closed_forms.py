@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from functools import cache
 
 import dp_accounting
@@ -306,6 +307,19 @@ def test_side_conditions():
                     certified.add((schedule, steps, budget))
     assert stated == {("dp", 23_520, 0.8), ("dp", 39_200, 0.8), ("dp", 39_200, 1.2)}
     assert certified == stated | {("dp", 11_760, 0.8), ("i", 39_200, 0.8)}
+
+
+def test_each_side_condition_is_told_where_it_is_not_met_and_not_just_before():
+    few = AdpTheorem((1.0,) * 400, samples=100, batch_size=50, delta=1e-3)
+    many = replace(few, batch_size=51)
+    assert not any("half of the samples" in one for one in few.unmet(0.1))
+    assert "a batch is at most half of the samples (here 51, limit 50)" in many.unmet(0.1)
+    setting = theorem("dp", 11_760)
+    passes = 11_760 * RATE
+    both = math.log(16 * passes / DELTA) * math.log(1.25 / DELTA), math.log(1.25 / (DELTA / (12.5 * passes)))
+    most = math.sqrt(8 * both[0] * math.log(1.25 / DELTA) / both[1])
+    second = [any("the second term" in one for one in setting.unmet(share * most)) for share in (0.999, 1.001)]
+    assert second == [False, True]
 
 
 def test_where_the_conditions_hold_the_eps_is_true():

@@ -19,7 +19,7 @@ from dpbench.privacy import Ledger, Part, Plan, Release
 from dpbench.privacy.accountants import pass_multiplier
 from dpbench.privacy.correlation import BandedSquareRoot, Tree
 from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
-from dpbench.privacy.sampling import CYCLIC, SHUFFLED
+from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SHUFFLED
 from dpbench.stage import Course
 from dpbench.training.assemble import assemble
 
@@ -250,15 +250,15 @@ def test_one_band_is_dpsgd_with_the_same_noise_exactly(tmp_path):
 # What goes together
 
 
-@pytest.mark.parametrize("sampler", ["poisson", "fixed_size", "shuffled"])
-def test_samplers_that_do_not_say_when_a_sample_takes_part_are_refused(sampler):
+@pytest.mark.parametrize(
+    ("scheme", "restart"),
+    [(POISSON, False), (POISSON, True), (FIXED_SIZE, False), (FIXED_SIZE, True), (SHUFFLED, False)],
+)
+def test_samplers_that_do_not_say_when_a_sample_takes_part_are_refused(scheme, restart):
     with pytest.raises(UserError, match=r"privacy\.sampler=.*use privacy=cyclic"):
-        composed("algo=dp_ftrl", "noise.restart=false", f"privacy={sampler}")
-    if sampler != "fixed_size":
-        with pytest.raises(ValueError, match=sampler):
-            Plan.of(
-                [Release(0.5, 1.0)] * 4, SHUFFLED if sampler == "shuffled" else composed().privacy.scheme, 2, Tree()
-            )
+        composed("algo=dp_ftrl", f"noise.restart={str(restart).lower()}", f"privacy={scheme.name}")
+    with pytest.raises(ValueError, match=scheme.name):
+        Plan.of([Release(0.5, 1.0)] * 4, scheme, 2, Tree(restart=restart))
 
 
 def test_a_restart_in_each_pass_lets_passes_be_shuffled():

@@ -128,10 +128,12 @@ def online_reference(g, lags, variance, smallest=1e-3):
 
 
 @pytest.mark.parametrize("lags", [0, 1, 3])
-@pytest.mark.parametrize("noise_std", [0.0, 0.6])
-def test_online_filter_follows_the_printed_formulas(lags, noise_std):
+@pytest.mark.parametrize(("noise_std", "small"), [(0.0, 0), (0.6, 0), (2.0, 14)])
+def test_online_filter_follows_the_printed_formulas(lags, noise_std, small):
     signal_ = np.cumsum(normal(40, 6).numpy() * 0.1, axis=0) + 1
     g = torch.from_numpy(signal_) + noise_std * normal(40, 6, seed=1)
+    # How often the noise of a gradient is taken for more than all of it.
+    assert int((g.square().sum(1) - 6 * noise_std**2 < 1e-3).sum()) == small
     stage, found = OnlineFIR(lags=lags), []
     for row in g:
         stage.expect(noise_std)

@@ -364,6 +364,8 @@ def test_bad_taps_on_the_command_line_are_refused_by_name(field, value):
         ([0.5, 0.5], [1.5, 0.99], None),
         ([1.0, 0.5, -1.5, 2.0], [], 2),
         ([1.0], [1.0, 0.25], 1),
+        ([1.0, 1.0, 1.0, 1.0, 1.0, -5.0, 2.0], [], 5),
+        ([1023.0, -1023.5], [-0.5], 10),  # 1024/2^t - 1
     ],
 )
 @pytest.mark.filterwarnings("ignore:filter.b")

@@ -57,6 +57,20 @@ def test_words_are_those_of_the_keys_in_turn(emitted):
     assert words.tobytes() == b"".join(given)
 
 
+def test_a_key_is_all_that_the_operating_system_gives_for_it(emitted, monkeypatch):
+    """256 bits at once, anew for each key."""
+    given = []
+
+    def urandom(count):
+        given.append(bytes(range(len(given), len(given) + count)))
+        return given[-1]
+
+    monkeypatch.setattr(key_stream.os, "urandom", urandom)
+    KeyStream().words(3 * LIMIT)
+    assert [len(key) for key in given] == [32] * 3
+    assert list(emitted) == given
+
+
 def test_a_key_ends_before_its_counter_does():
     """It has 32 bits, and counts blocks of 64 bytes."""
     assert 8 * WORDS_OF_A_KEY < 64 * 2**32

@@ -307,10 +307,20 @@ def test_a_step_of_its_own_is_one_without_a_filter(optim):
     assert torch.equal(alone.flat.vector, want[-1])
 
 
-def test_weight_decay_is_decoupled():
+@pytest.mark.parametrize(
+    ("optim", "rate"),
+    [
+        (FilteredAdam(lr=0.5, weight_decay=0.1), 0.5),
+        (AdamBC(lr=0.5, weight_decay=0.1), 0.5),
+        (GaLore(lr=0.5, weight_decay=0.1), 0.5),
+        (AdaGradNorm(lr=0.5, weight_decay=0.1, start=2.0, floor=0.25), 0.5 / 2.25**0.5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_weight_decay_is_decoupled(optim, rate):
     zero = torch.zeros(1, 8, dtype=torch.float64)
-    found = Descent(FilteredAdam(lr=0.5, weight_decay=0.1)).run(zero)
-    torch.testing.assert_close(found[1], found[0] * 0.95)
+    found = Descent(optim).run(zero)
+    torch.testing.assert_close(found[1], found[0] * (1 - 0.1 * rate))
 
 
 def test_facts_reach_only_the_groups_that_have_keys_for_them():

@@ -1,4 +1,5 @@
 import math
+from contextlib import nullcontext
 from itertools import pairwise, product
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy.integrate import quad
 
 from dpbench.config import compose_jobs
 from dpbench.errors import UserError
-from dpbench.privacy import SCHEMES, BudgetError, Ledger, Plan, Release, calibrate, epsilon
+from dpbench.privacy import SCHEMES, BudgetError, Ledger, Part, Plan, Release, calibrate, epsilon
 from dpbench.privacy.accountants import least_epsilon
 from dpbench.training.budget import budget, in_words, open_ledger
 
@@ -256,6 +257,12 @@ def test_the_bound_from_below_is_what_one_step_spends(rate, multiplier):
     places = np.linspace(-2, 1 + 12 * multiplier, 9)
     assert sum(quad(beyond, a, b, epsabs=1e-12)[0] for a, b in pairwise(places)) == pytest.approx(delta, rel=1e-4)
     assert least_epsilon(plan(rate, 50).scaled(multiplier), delta) == eps
+    # Of different releases it is that of the least noise, wherever that comes, parts beside it too.
+    beside = Release(rate, 2 * multiplier, (Part("a", 2 / 3**0.5 * multiplier),))
+    for kinds in ([1.0, 2.0, 3.0], [3.0, 1.0, 2.0]):
+        releases = [Release(rate, kind * multiplier) for kind in kinds]
+        assert least_epsilon(Plan.of(releases), delta) == eps
+        assert least_epsilon(Plan.of([releases[kinds.index(3.0)], beside]), delta) == pytest.approx(eps)
 
 
 @pytest.mark.parametrize("multiplier", ["1e-7", "1e-160", "1e-200", "0", "1e9", "1e300"])
@@ -275,6 +282,13 @@ def test_no_eps_is_given_for_what_is_no_delta(delta):
         epsilon(plan(0.1, 3), delta, "rdp", eps_scale=1.0)
     with pytest.raises(UserError, match=r"delta=.*: expected a number between 0 and 1"):
         calibrate(plan(0.1, 3), 1, delta, "rdp")
+
+
+def test_no_eps_is_given_for_a_delta_that_floating_point_does_not_know():
+    with pytest.raises(UserError, match=r"^delta=9e-10: expected at least 1e-09 with the accountant pld"):
+        epsilon(plan(0.1, 3).scaled(5.0), 9e-10, "pld", eps_scale=1.0)
+    assert 0 < epsilon(plan(0.1, 3).scaled(5.0), 1e-9, "pld", eps_scale=1.0) < math.inf
+    assert 0 < epsilon(plan(0.1, 3).scaled(5.0), 9e-10, "rdp", eps_scale=1.0) < math.inf
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -315,6 +329,18 @@ def test_noise_beyond_float32_is_refused(overrides, said):
     with pytest.raises(UserError) as caught:
         budget(compose_jobs(["epochs=1", *overrides], multirun=False)[0].config)
     assert str(caught.value).startswith(said)
+
+
+def test_noise_beyond_float32_in_a_single_step_is_refused():
+    given = ["epochs=1", "noise=growing", "privacy.noise_multiplier=1", "noise.growth=100"]
+    runs = compose_jobs(given, multirun=False)[0].config.release_plan().runs
+    scales = [run.release.noise_multiplier for run in runs]
+    for share, refused in ((0.999, False), (1.001, True)):
+        given[2] = f"privacy.noise_multiplier={share * 1e8 / max(scales)!r}"
+        assert share * 1e8 / max(scales) * min(scales) < 9e7
+        config = compose_jobs(given, multirun=False)[0].config
+        with pytest.raises(UserError, match="gives a step a noise multiplier of") if refused else nullcontext():
+            budget(config)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))

@@ -265,6 +265,7 @@ class Mixing(Augmentation):
         ("noise", "Drawn", "noise.wrong='source.fill(out)'", None),
         ("noise", "Drawn", "noise.wrong='2*source.fill(out)'", None),
         ("noise", "Drawn", "noise.wrong='0.9*source.fill(out)'", "standard deviation 0.893 at scale 1"),
+        ("noise", "Drawn", "noise.wrong='0.95*source.fill(out)'", "standard deviation 0.942 at scale 1"),
         ("noise", "Drawn", "noise.wrong='0*source.fill(out)'", "standard deviation 0 at scale 1, where eps rests on 1"),
         ("noise", "Drawn", "noise.wrong='math.nan*source.fill(out)'", "standard deviation nan"),
         (

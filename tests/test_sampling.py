@@ -65,6 +65,18 @@ def test_poisson_sampler_is_exact_at_its_ends():
     assert all(len(sampler.draw()) == 0 for _ in range(100))
 
 
+def test_poisson_sampler_compares_with_its_rate_in_double_precision():
+    """In single precision numbers this near to 0.03 are one."""
+
+    class Given(SeededUniform):
+        def fill(self, out):
+            assert out.dtype == torch.float64
+            return out.copy_(torch.tensor([0.03 * (1 - 1e-12), 0.03 * (1 + 1e-12)], dtype=torch.float64).repeat(50))
+
+    sampler = PoissonSampler(100, 3, Given(torch.Generator()))
+    assert sampler.draw().tolist() == list(range(0, 100, 2))
+
+
 # Fixed size
 
 

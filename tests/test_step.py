@@ -1,5 +1,6 @@
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from scipy import stats
 from torch import nn
 
 from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, PSAClip, ThresholdClip
+from dpbench.errors import UserError
 from dpbench.privacy import BudgetError, Ledger, Plan, Release
 from dpbench.query import OnePoint, Point, TwoPoint
 from dpbench.threshold import FixedThreshold, PercentileThreshold
@@ -25,6 +27,11 @@ CLIPS = [
     PSAClip(),
     PSAClip(regulariser=1e-3, scope="per_layer"),
 ]
+
+
+class Insensitive(ThresholdClip):
+    def sensitivity(self, threshold):
+        return 0.0
 
 
 def clipping_step(model, clip, *, norm=1.0, expected_batch=10.0, seed=0, **settings):
@@ -211,6 +218,30 @@ def test_release_beyond_the_plan_is_refused_before_any_parameter_moves():
     with pytest.raises(BudgetError):
         step([])
     assert torch.equal(before, step.gradients.flat.vector)
+
+
+class Restless(OnePoint):
+    """Promises one point and asks for two."""
+
+    def points(self, theta):
+        return [Point(0.5, theta), Point(0.5, theta)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"query": Restless()}, "query=Restless: expected at most the 1 points that it promised, not 2 at step 0"),
+        ({"clip": NoClip()}, "clip=NoClip: expected a finite sensitivity > 0, not inf at step 0"),
+        ({"clip": Insensitive()}, "clip=Insensitive: expected a finite sensitivity > 0, not 0 at step 0"),
+    ],
+)
+def test_a_step_that_noise_is_not_made_for_is_refused_before_it_is_in_the_ledger(stage, said):
+    step = clipping_step(small_model(), stage.pop("clip", ThresholdClip()), noise_multiplier=1.0, **stage)
+    before = step.gradients.flat.vector.clone()
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        step([(torch.ones(2, 3), torch.tensor([0, 1]))])
+    assert len(step.ledger) == 0
+    assert torch.equal(step.gradients.flat.vector, before)
 
 
 def test_step_resumed_from_its_state_is_the_uninterrupted_one():

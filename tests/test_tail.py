@@ -15,7 +15,8 @@ from scipy.stats import norm
 
 from dpbench.config import RunConfig
 from dpbench.privacy.gaussian import SeededGaussian
-from dpbench.privacy.guarantee import shown
+from dpbench.privacy.guarantee import shown, tail_of
+from dpbench.privacy.plan import Part, Plan, Release
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON
 from dpbench.privacy.tail import COORDINATES, END, END_BEFORE, END_ON_GPU_BEFORE, LONGER_SINCE, probability_beyond
 from dpbench.report.run_records import _configuration
@@ -80,6 +81,12 @@ def test_correlated_noise_is_one_release_that_moves_as_far_as_its_eps_says(moved
     steps = [(400, 0.1, 7.0), (200, 0.1, 9.0)]
     expected = probability_beyond(END, [(1, 1.0, moved)], coordinates=600 * COORDINATES)
     assert shown(CYCLIC, steps, correlated=eps, delta=1e-5) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("beside", "told"), [(5.0, False), (0.12, True)])
+def test_what_is_released_beside_the_sums_counts_with_its_own_noise(beside, told):
+    plan = Plan.of([Release(0.01, 5.0, (Part("histogram of norms", beside),))] * 100)
+    assert (tail_of(plan, 50.0, 1e-5) is not None) == told
 
 
 @pytest.mark.parametrize("count", [2**10, 2**20 + 3])

@@ -446,6 +446,14 @@ def test_evaluations_count_samples_and_tokens():
     assert found.loss == pytest.approx(math.log(1 + 29 * math.exp(-9)), rel=1e-5)
 
 
+def test_evaluation_of_a_language_model_drops_nothing_out():
+    split = split_of([3, 9, 4], generates=True)
+    certain = lambda_model(lambda ids: 9.0 * F.one_hot(ids + 1, 30))
+    dropping = torch.nn.Sequential(certain, torch.nn.Dropout(0.5))
+    assert evaluate_language_model(dropping, split, 2) == evaluate_language_model(certain, split, 2)
+    assert dropping.training
+
+
 def lambda_model(function):
     class Model(torch.nn.Module):
         def forward(self, ids):

@@ -1,6 +1,8 @@
 """dc_sgd.md 3.1 (numbers T1 to T20), 3.2, 2.4, 2.5, 2.9; Andrew et al."""
 
 import math
+from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,22 @@ def test_percentile_finds_a_distant_norm_in_a_few_steps(norm, updates, value):
 def test_percentile_of_all_is_the_highest_occupied_bin():
     """T9."""
     assert after(PercentileThreshold(range=2.0, quantile=1.0), norms_in({2: 5, 13: 1}, 2.0))[0] == pytest.approx(1.35)
+
+
+def test_percentile_of_all_is_the_last_bin_whichever_way_rounding_goes():
+    """Sums of noisy counts may end below their total by a rounding; by exact sums the last one is it."""
+    below = 0
+    for seed in range(400):
+        threshold = PercentileThreshold(quantile=1.0, range=20.0)
+        counts = 1000 * np.eye(20)[3] + 5 * noise(seed).fill(torch.empty(20, dtype=torch.float64)).numpy()
+        exact = list(accumulate(map(Fraction, counts)))
+        if max(exact[:-1]) >= exact[-1]:
+            continue
+        below += np.cumsum(counts)[-1] < counts.sum()
+        threshold.observe(torch.full((1000,), 3.5))
+        threshold.release(noise(seed), 1.0)
+        assert threshold.value(1) == 19.5
+    assert below > 10
 
 
 def test_one_bin_keeps_the_threshold():
@@ -282,7 +300,14 @@ def test_expected_error_clips_nothing_without_noise_and_everything_where_there_i
 
 @pytest.mark.parametrize(
     ("bins", "reach"),
-    [({19: 50, 3: 50}, 40.0), ({19: 49, 3: 51}, 20.0), ({12: 5, 3: 95}, 10.0), ({12: 6, 3: 94}, 20.0)],
+    [
+        ({19: 50, 3: 50}, 40.0),
+        ({19: 49, 3: 51}, 20.0),
+        ({12: 5, 3: 95}, 10.0),
+        ({12: 6, 3: 94}, 20.0),
+        ({10: 6, 3: 94}, 20.0),  # the first bin of the upper half
+        ({9: 6, 3: 94}, 10.0),
+    ],
 )
 def test_the_range_of_expected_error_adapts_at_the_printed_shares(bins, reach):
     """T12: both comparisons are non-strict."""
@@ -565,6 +590,25 @@ def test_quantile_follows_its_formula():
     threshold.observe(torch.tensor([1.0] * 60 + [2.0] * 10 + [5.0] * 20 + [math.inf] * 10))
     threshold.release(None, 1.0)
     assert threshold.value(1) == pytest.approx(2.0 * math.exp(-0.25 * (0.7 - 0.3)))
+
+
+def test_quantile_counts_the_samples_of_all_micro_batches():
+    found = []
+    for parts in (1, 2, 5):
+        threshold = quantile(norm=2.0)
+        for part in torch.linspace(0, 3, 100).chunk(parts):
+            threshold.observe(part)
+        threshold.release(noise(), 1.0)
+        found.append(threshold.value(1))
+    assert found == [found[0]] * 3
+
+
+@pytest.mark.parametrize(("norms", "end"), [(math.inf, 1e15), (0.0, 1e-15)])
+def test_quantile_stays_within_what_factors_can_be_made_for(norms, end):
+    """Whatever the rate: exp of 5e5 is no float."""
+    for rate in (20.0, 1e6):
+        threshold = quantile(rate=rate)
+        assert after(threshold, torch.full((100,), norms), steps=9)[0] == end
 
 
 def test_quantile_asks_for_the_batch_size_that_its_noise_is_for():

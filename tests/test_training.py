@@ -17,7 +17,7 @@ from dpbench.optim import SGD
 from dpbench.randomness import STREAMS, generator, global_stream
 from dpbench.schedules import Constant, Cosine, InverseSqrt, SqrtDecay
 from dpbench.step import Seen
-from dpbench.training.assemble import assemble
+from dpbench.training.assemble import assemble, draws_of
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.evaluation import evaluate
 from dpbench.training.loop import Progress
@@ -127,13 +127,15 @@ def test_special_cases_are_dpsgd_bit_for_bit(overrides, same):
 
 def test_runs_of_one_seed_share_neither_noise_nor_samples():
     device = torch.device("cpu")
-    noise, samples = [], []
+    noise, samples, views = [], [], []
     for eps in (1, 8):
         config = composed(f"eps={eps}")
         parts = assemble(config, device, 1.0, open_ledger(config, 1.0))
         noise.append(torch.randn(1000, generator=parts.step.noise_source.generator))
-        samples.append(torch.rand(1000, generator=generator(0, "sampling", device, config_hash(config))))
-    for first, second in (noise, samples):
+        samples.append(draws_of(config, device).fill(torch.empty(1000)))
+        progress = Progress.start(config, config.dataset.load(Path("nowhere"), download=False))
+        views.append(torch.rand(1000, generator=progress.augmenting))
+    for first, second in (noise, samples, views):
         assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 5 / math.sqrt(1000)
 
 
@@ -209,6 +211,15 @@ def test_evaluation_counts_over_uneven_batches(monkeypatch):
         float(torch.nn.functional.cross_entropy(model(inputs), labels).detach()), rel=1e-5
     )
     assert model.training
+
+
+def test_evaluation_drops_nothing_out():
+    config = composed("dataset=digits", "model=linear")
+    split = config.dataset.load(Path("nowhere"), download=False).test
+    whole = config.model.build(config.dataset)
+    dropping = torch.nn.Sequential(torch.nn.Dropout(0.5), whole)
+    assert evaluate(dropping, split, 1000) == evaluate(whole, split, 1000)
+    assert dropping.training
 
 
 def test_schedules_follow_their_formulas():

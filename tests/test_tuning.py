@@ -17,6 +17,7 @@ from dpbench.config.identity import identity
 from dpbench.errors import UserError
 from dpbench.privacy import search
 from dpbench.privacy.accountants import event
+from dpbench.privacy.search import search_of
 from dpbench.privacy.tuning import (
     PoissonRuns,
     RandomStopping,
@@ -289,6 +290,20 @@ def test_a_search_of_which_a_run_went_on_with_another_multiplier_spends_what_tha
     spent = account.compose(selected).get_epsilon(config.delta_value)
     assert spent < 2.5
     assert search_eps(config, found, multiplier) == pytest.approx(spent, rel=1e-3)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_search_is_known_again_by_all_that_its_multiplier_rests_on():
+    plan, chosen = composed("dataset=digits", "eps=3").release_plan(), search_of(8)
+    found = search.calibrate_search(plan, 3.0, 1e-4, chosen)
+    assert search.calibrated_search(plan, 3.0, 1e-4, chosen) == found.noise_multiplier
+    others = [
+        (replace(plan, runs=plan.runs * 2), 3.0, 1e-4, chosen),
+        (plan, 3.1, 1e-4, chosen),
+        (plan, 3.0, 1e-5, chosen),
+        (plan, 3.0, 1e-4, search_of(9)),
+    ]
+    assert [search.calibrated_search(*other) for other in others] == [None] * 4
 
 
 def test_a_search_does_not_believe_a_multiplier_that_spends_more(monkeypatch):
