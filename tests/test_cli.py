@@ -52,6 +52,8 @@ BAD_INPUT = [
     ("filters.b=[1]", "filters.b=[1]", "did you mean filter.b?"),
     ("checkpoints.every_steps=1", "checkpoints.every_steps=1", "did you mean checkpoint.every_steps?"),
     ("dataset.train.size=1", "dataset.train.size=1", "did you mean dataset.train_size?"),
+    ("noise.bands=3", "noise.bands=3", "no such setting; noise=constant has none; it is a setting of noise=banded"),
+    ("model.image_size=9", "model.image_size=9", "it is a setting of model=efficientnet_b0, model=resnet18, model="),
     ("nosuch.at.all=1", "nosuch.at.all=1", "no such setting; a run has algo"),
     ("algo=disk filter.gamma=1", "filter.gamma=1", "filter=exponential has kappa; did you mean algo.gamma?"),
     ("gpu=0", "gpu=0", "did you mean device?"),

@@ -38,6 +38,12 @@ def options(folder: Path) -> Iterator[Path]:
             yield file
 
 
+def options_with(setting: str, group: str) -> list[str]:
+    """Names of the project's options of a group that have a setting of this name."""
+    files = sorted((conf_folder() / group).glob("*.yaml"))
+    return [file.stem for file in files if setting in OmegaConf.load(file)]
+
+
 def require_names_of_their_own(folders: Sequence[Path]) -> None:
     """Raise `UserError` about the first option in these folders that has the name of one of the project's."""
     for folder in folders:

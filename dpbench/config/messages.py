@@ -13,6 +13,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpbench.config.files import options_with
 from dpbench.config.registry import SCHEMAS
 from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
@@ -217,6 +218,9 @@ def no_such_setting(line: str, composed: DictConfig) -> UserError:
     if meant in GROUPS or meant in OF_SEVERAL:
         meant = f"{meant}{below}"
     hint = f"; did you mean {meant}?" if meant else ""
+    if name not in CALLED_HERE and (others := options_with(name, group)):
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        hint = f"; it is a setting of {', '.join(f'{group}={other}' for other in others[:3])}{more}"
     return UserError(f"no such setting; {here} has {', '.join(sorted(known)) or 'none'}{hint}", field=key, value=value)
 
 
