@@ -45,6 +45,21 @@ def test_a_plan_says_what_is_left_of_a_run(tmp_path):
     assert "Nothing is left to run" in run(tmp_path, "eps=inf", "plan=true").out
 
 
+def test_a_plan_says_which_run_would_be_refused_since_it_was_seen(tmp_path):
+    line = ("eps=8", "privacy.secure_noise=true", "evaluation.every_steps=1")
+    with pytest.MonkeyPatch.context() as patch:
+        raise_after(patch, 2, KeyboardInterrupt())
+        assert run(tmp_path, *line).code == 130
+    assert "goes on after step " in run(tmp_path, *line, "plan=true").out
+    for checkpoint in tmp_path.rglob("*.pt"):
+        checkpoint.unlink()
+    planned = run(tmp_path, *line, "plan=true")
+    assert (planned.code, "refused, for metrics of it were seen" in planned.out) == (0, True)
+    assert "Nothing is left to run" in planned.out
+    assert "to run" in run(tmp_path, *line, "plan=true", "force=true").out
+    assert re.search(r"metrics of step [12] are published", run(tmp_path, *line).err)
+
+
 @pytest.mark.parametrize("stages", [("clip=none",), ("algo=dcsgd_p",), ("algo=adp",)])
 def test_plans_of_runs_without_noise(tmp_path, stages):
     outcome = run(tmp_path, "eps=inf", "plan=true", *stages)

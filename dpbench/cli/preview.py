@@ -14,6 +14,7 @@ from dpbench.devices import choose_device
 from dpbench.reproduction.available import Available, missing_weights
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
+from dpbench.tracking.published import Published
 from dpbench.training.calibrating import budgets
 from dpbench.training.checkpoint import Checkpoints
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
@@ -78,6 +79,8 @@ def _standing(job: Job) -> tuple[int, str]:
     if record.finished():
         return job.config.steps, "finished"
     step = next(iter(Checkpoints(record.folder).steps()), None)
+    if job.config.privacy.secure_noise and Published.read(record.folder).step > (step or 0):
+        return job.config.steps, "refused, for metrics of it were seen"
     return (0, "to run") if step is None else (step, f"goes on after step {step}")
 
 
