@@ -151,6 +151,21 @@ def test_decoded_pixels_that_are_damaged_are_one_sentence(root, file, kept):
         loaded(root)
 
 
+@pytest.mark.parametrize(("setting", "declared"), [("train_size", 3 * TRAIN + 1), ("test_size", 3 * TEST + 1)])
+def test_decoded_pixels_of_other_images_than_there_are_now_are_named(root, setting, declared):
+    loaded(root)
+    split = "train" if setting == "train_size" else "val"
+    first = next((root / "imagenet" / split / CLASSES[0]).glob("*.png"))
+    (first.parent / "one_more.png").write_bytes(first.read_bytes())
+    told = rf"pixels-16 has {declared - 1} decoded images, and dataset\.{setting}={declared}; where images were added"
+    with pytest.raises(UserError, match=told):
+        loaded(root, f"dataset.{setting}={declared}")
+    for path in (root / "imagenet" / "pixels-16").iterdir():
+        path.unlink()
+    (root / "imagenet" / "pixels-16").rmdir()
+    assert len(getattr(loaded(root, f"dataset.{setting}={declared}"), split.replace("val", "test"))) == declared
+
+
 def test_counts_are_checked_before_anything_is_decoded(root):
     with pytest.raises(UserError, match=r"imagenet/train has 12 images instead of 13$"):
         loaded(root, "dataset.train_size=13")

@@ -91,6 +91,10 @@ class ImageFolders(ImageSource):
                 except (OSError, EOFError, ValueError) as error:
                     raise self.error(f"{path} is damaged; delete {folder}, which is made again") from error
         train, train_labels, test, test_labels = found
+        for size, images, (count, *_) in zip(("train_size", "test_size"), (train, test), shapes, strict=True):
+            if len(images) != count:
+                told = f"{folder} has {len(images):,} decoded images, and dataset.{size}={count}"
+                raise self.error(f"{told}; where images were added or removed, delete it: it is made again of them")
         return train, train_labels, test, test_labels
 
     def _decode(self, root: Path, shapes: tuple[Shape, Shape], folder: Path) -> None:
