@@ -77,6 +77,26 @@ def test_a_difference_has_the_runs_of_both_cells_and_the_spread_of_both(world):
     assert gain.ours == "9.00 ± 5.00 (n = 3)"
 
 
+@pytest.mark.parametrize("first", [NEW, OLD])
+def test_a_difference_is_of_as_many_runs_as_the_cell_that_has_fewer(world, first):
+    """Whose spread nobody knows where that is one."""
+    world.runs(first, 60.0, 63.0)
+    world.runs(OLD if first == NEW else NEW, 50.0)
+    gain = grid_of(world).at(("gain",), ("1",))
+    assert gain is not None
+    assert gain.spread is None
+    assert gain.ours.endswith("11.50 (n = 1 of 3)")
+
+
+@pytest.mark.parametrize(("new", "old"), [(2.5, 1.5), (1.5, 2.5)])
+def test_a_difference_of_runs_that_overspent_tells_the_largest_eps(world, new, old):
+    world.runs(NEW, 60.0, 63.0, 66.0, eps=new)
+    world.runs(OLD, 50.0, 54.0, 58.0, eps=old)
+    gain = grid_of(world).at(("gain",), ("1",))
+    assert gain is not None
+    assert gain.remark == "spends eps 2.5"
+
+
 @pytest.mark.parametrize(
     ("accuracies", "text"),
     [((60.0,), "60.00 (n = 1 of 3)"), ((60.0, 61.0), "60.50 ± 0.71 (n = 2 of 3)"), ((), "–")],
