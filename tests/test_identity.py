@@ -18,7 +18,9 @@ def test_the_hash_does_not_depend_on_how_a_number_is_typed():
 def test_the_hash_does_not_depend_on_where_and_how_a_run_is_carried_out():
     elsewhere = ["device=cpu", "results_dir=elsewhere", "data.root=elsewhere", "data.download=true", "micro_batch=7"]
     shown = ["tracker=disabled", "tracker.project=other", "tracker.tags=[a]", "tracker.group=b", "force=true"]
-    assert hash_of(*elsewhere, *shown, "plan=true", "seed=5") == hash_of()
+    carried_out = ["channels_last=true", "checkpoint.every_steps=3", "fuse_seeds=false", "dataset.resident=false"]
+    kept = ["keep_model=true", "shard_states=true"]
+    assert hash_of(*elsewhere, *shown, *carried_out, *kept, "plan=true", "seed=5") == hash_of()
 
 
 def test_the_hash_does_not_depend_on_typing_what_is_the_default():

@@ -143,6 +143,15 @@ def test_too_few_seeds(world):
     assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60.00 %"
 
 
+def test_seeds_count_in_whichever_order_they_finish(world):
+    """Only a search has to wait for its first one."""
+    for seed in (1, 2):
+        world.run("dataset=digits algo=disk eps=1", seed, 60 + seed)
+    finding = examine(world.artefact(), world.evidence).findings[0]
+    assert finding.outcome == Outcome.TOO_FEW_SEEDS
+    assert finding.detail == "2 of 3 runs at method new, eps 1, mean 61.50 %"
+
+
 def test_what_was_not_run_says_what_it_needs(world):
     finding = examine(world.artefact(), world.evidence).findings[0]
     assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.WEIGHTS)
