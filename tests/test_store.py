@@ -21,6 +21,7 @@ from dpbench.claims.schema import METRICS
 from dpbench.config import compose_each, config_hash, resolved
 from dpbench.config.recorded import recorded_hash
 from dpbench.files import jsonable
+from dpbench.tracking import reading
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
 from dpbench.tracking.lock import lock_of
@@ -103,6 +104,33 @@ def test_a_record_is_read_as_it_is_written(record):
     assert found.provenance == read(record, "provenance.json")
     assert found.settings == yaml.safe_load((record / "config.yaml").read_text())
     assert [line["step"] for line in found.metrics] == [2, 3]
+
+
+def test_a_record_that_is_replaced_while_it_is_read_is_read_again(record, monkeypatch):
+    """Its status was read, and its summary is that of the next attempt, which has none yet."""
+    read_json, away = reading._json, record.with_name("away")
+
+    def replaced(path, shape):
+        if path.name == "summary.json" and not away.exists():
+            shutil.copytree(record, away)
+            path.unlink()
+            found = read_json(path, shape)
+            shutil.copy(away / path.name, path)
+            return found
+        return read_json(path, shape)
+
+    monkeypatch.setattr(reading, "_json", replaced)
+    found = Recorded.read(record)
+    assert away.exists()
+    assert (found.status, found.problems) == ("finished", {})
+
+
+def test_a_run_that_ends_while_its_record_is_read_was_not_interrupted(record, monkeypatch):
+    """Between the look at its status and that at its lock."""
+    ended = (record / "status.json").read_text()
+    (record / "status.json").write_text('{"status": "running"}')
+    monkeypatch.setattr(reading, "is_held", lambda _: (record / "status.json").write_text(ended) == 0)
+    assert Recorded.read(record).status == "finished"
 
 
 def test_what_is_not_there_is_no_record(tmp_path):
