@@ -743,7 +743,7 @@ def test_a_tiny_gpt2_learns_to_describe_and_is_scored(small, tmp_path):
     meteor = "meteor" if "meteor" in summary else "meteor_without_synonyms"
     for name in ("bleu", "rouge_l", meteor, "nist", "cider"):
         assert math.isfinite(summary[name])
-    assert summary["rouge_l"] > 50
+    assert summary["rouge_l"] > 75  # the answer to another prompt has two words of three in common with what is asked
 
 
 @pytest.mark.parametrize("most_tokens", [5, 100])

@@ -20,7 +20,7 @@ from dpbench.step import Seen
 from dpbench.training.assemble import assemble, draws_of
 from dpbench.training.budget import budget, open_ledger
 from dpbench.training.evaluation import evaluate
-from dpbench.training.loop import Progress
+from dpbench.training.loop import DivergedError, Progress, _require_finite
 from dpbench.training.micro_batch import measured_fit
 
 
@@ -220,6 +220,13 @@ def test_evaluation_drops_nothing_out():
     dropping = torch.nn.Sequential(torch.nn.Dropout(0.5), whole)
     assert evaluate(dropping, split, 1000) == evaluate(whole, split, 1000)
     assert dropping.training
+
+
+def test_numbers_whose_sum_is_no_float_are_finite():
+    _require_finite(torch.tensor([3e38, 3e38]), "a parameter", 1)
+    for broken in (math.inf, math.nan):
+        with pytest.raises(DivergedError, match=r"a parameter is no finite number after 1 step$"):
+            _require_finite(torch.tensor([3e38, broken]), "a parameter", 1)
 
 
 def test_schedules_follow_their_formulas():
