@@ -32,7 +32,8 @@ from dpbench.step import PrivateStep
 from dpbench.tracking import provenance
 from dpbench.tracking.published import Published
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import RunRecord
+from dpbench.tracking.record import RecordError, RunRecord, rerun_of
+from dpbench.tracking.status import Status
 
 FILES = {"config.yaml", "ledger.json", "metrics.jsonl", "provenance.json", "status.json", "summary.json"}
 RATE = 64 / 1437
@@ -457,6 +458,40 @@ def test_a_file_whose_text_cannot_be_written_to_its_end_is_not_there(tmp_path):
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "summary.json", 100_000 * "a" + "\ud800")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rerun", [True, False])
+def test_a_forced_run_that_was_killed_while_it_took_its_place_takes_it_next_time(tmp_path, rerun):
+    """The one before it was away already, which comes back where the forced one is gone."""
+    record = RunRecord(tmp_path, "0" * 12, 0)
+    found = {"replaced": "before", **({"rerun": "anew"} if rerun else {})}
+    for suffix, content in found.items():
+        folder = record.folder.with_name(f"0.{suffix}")
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(content)
+    assert record.acquire()
+    record.lock.release()
+    assert (record.folder / "summary.json").read_text() == ("anew" if rerun else "before")
+    assert sorted(path.name for path in record.folder.parent.iterdir() if path.is_dir()) == ["0"]
+
+
+def test_a_record_that_cannot_be_replaced_stays_where_it_was(tmp_path, monkeypatch):
+    record = RunRecord(tmp_path, "0" * 12, 0)
+    record.folder.mkdir(parents=True)
+    (record.folder / "summary.json").write_text("before")
+    record.working = rerun_of(record.folder)
+    record.working.mkdir()
+    rename = Path.rename
+
+    def refused(path, to):
+        if path == rerun_of(record.folder):
+            raise OSError(5, "no such luck")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(RecordError, match=r"can't be replaced in .*no such luck"):
+        record.set_status(Status.FINISHED)
+    assert (record.folder / "summary.json").read_text() == "before"
 
 
 # Every option.

@@ -448,6 +448,17 @@ def test_nothing_is_removed_before_it_was_shown_and_agreed_to(store):
     assert records(store) == before
 
 
+def test_a_run_under_way_goes_only_where_it_was_named(store):
+    (found,) = [folder for folder in (store / "runs").glob("*/*") if '"failed"' in (folder / "status.json").read_text()]
+    change(found, "status.json", lambda _: {"status": "running"})
+    held_elsewhere(found.with_name(f"{found.name}.lock"))
+    outcome = results(store, "remove", "algo=disk", "yes=true")
+    assert "finished and running stay: such runs go only if named by hash or by their status" in outcome.out
+    assert found.exists()
+    assert results(store, "remove", "status=running", "yes=true").out.endswith("1 run removed\n")
+    assert not found.exists()
+
+
 def test_what_failed_is_removed(store):
     (failed,) = of_algorithm(store, "disk", eps="inf")
     outcome = results(store, "remove", "status=failed,interrupted,diverged", "yes=true")
