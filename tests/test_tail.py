@@ -58,6 +58,14 @@ def test_no_way_to_spread_a_move_over_coordinates_exceeds_the_probability(coordi
             assert (norm.sf(end - parts) - norm.sf(end)).sum() <= found
 
 
+@pytest.mark.parametrize("coordinates", [1, 1e9])
+def test_a_move_to_the_end_of_the_noise_shows_for_sure(coordinates):
+    """So it counts from one standard deviation before it, where the bound for many coordinates holds no more."""
+    for beyond in (-0.99, 0.0, 3.0):
+        assert probability_beyond(END, [(1, 0.25, END + beyond)], coordinates=coordinates) == 0.25
+    assert probability_beyond(END, [(1, 0.25, END - 1)], coordinates=1) < 0.25
+
+
 def test_releases_add_up():
     alike = probability_beyond(END, [(1000, 0.01, 1 / 0.3)], coordinates=1e4)
     expected = norm.sf(END - 1 / 0.3) + norm.pdf(END) / 0.3 * 100

@@ -18,7 +18,7 @@ from dpbench.claims.evidence import Measured, Run
 from dpbench.claims.notation import number
 from dpbench.claims.schema import METRICS, Order
 from dpbench.claims.scorecard import Scorecard
-from dpbench.claims.standard_errors import Noise, StandardError, errors_at
+from dpbench.claims.standard_errors import Noise, StandardError, error_of, errors_at
 from dpbench.claims.verdict import judge_order
 from dpbench.config import conf_folder
 from dpbench.scores import text_scores
@@ -371,6 +371,16 @@ def student(errors, freedom):
 def test_the_more_pairs_could_decide_the_more_noise_each_is_granted(share, freedom):
     assert errors_at(1, freedom) == 2
     assert student(errors_at(share, freedom), freedom) == pytest.approx(share * student(2, freedom), rel=1e-6)
+
+
+def test_the_error_of_a_mean_is_that_of_its_runs(world):
+    cell = world.artefact().cells[0]
+    runs = tuple(Run(seed, value, Path(str(seed))) for seed, value in enumerate((60.0, 63.0, 66.0)))
+    of_three = error_of(cell, Measured((60.0, 63.0, 66.0), 3, {}, runs=runs))
+    assert (of_three.size, of_three.freedom) == (pytest.approx(3 / 3**0.5), 2)
+    # Of one run the tolerance, a point, is two errors; a number that no run is behind has none.
+    assert error_of(cell, Measured((60.0,), 3, {}, runs=runs[:1])) == StandardError(0.5, math.inf)
+    assert error_of(cell, Measured((60.0,), 3, {})) == StandardError(0.0, math.inf)
 
 
 def test_noise_of_two_means_has_the_degrees_of_freedom_of_welch():

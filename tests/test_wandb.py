@@ -18,6 +18,7 @@ from results_command import results
 from wandb_log import OfflineRun, offline_runs
 
 from dpbench.config.schema import TrackerSettings
+from dpbench.results import sync
 from dpbench.tracking import open_tracker, tracker_line
 from dpbench.tracking import tracker as tracking
 from dpbench.tracking.wandb import METRICS
@@ -468,6 +469,21 @@ def test_runs_that_could_only_be_written_here_do_not_count_as_sent(recorded, mon
     here = f"2 written to {recorded / 'wandb'}; wandb sync sends them"
     assert last == f"0 runs sent; {here}; 0 of 2 were there already. W&B: online (it could not go online)"
     assert len(written(recorded)) == 2
+
+
+def test_a_run_that_was_refused_does_not_count_as_sent(recorded, monkeypatch):
+    given = []
+
+    def send(record, mode, options, results_dir, failed):
+        given.append(record)
+        if len(given) == 1:
+            failed("refused")
+
+    monkeypatch.setattr(sync, "_send", send)
+    outcome = results(recorded, "export", "to=wandb", "mode=offline")
+    assert outcome.code == 1
+    written_here = f"1 run written to {recorded / 'wandb'}; wandb sync sends them"
+    assert outcome.out.splitlines()[-1].startswith(f"{written_here}; 0 of 2 were there already; 1 not sent. W&B: ")
 
 
 @pytest.mark.usefixtures("network")
