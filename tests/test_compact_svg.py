@@ -12,6 +12,7 @@ from fontTools.svgLib.path import parse_path
 from matplotlib.figure import Figure
 
 from dpbench.report.compact_svg import LINK, compact, relative
+from dpbench.report.shared_styles import rules_of, share_styles
 
 DRAWN = ("path", "use", "rect", "text")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
@@ -42,6 +43,12 @@ def marks(svg):
     """What each drawing element draws: its kind, numbers and style, and that of what it refers to."""
     root = ET.fromstring(svg)
     by_id = {element.get("id"): element for element in root.iter() if element.get("id")}
+    rules = re.findall(r"\.(\w+)\s*\{([^}]*)\}", "".join(root.itertext()))
+    for element in root.iter():
+        for name, rule in rules:
+            if element.get("class") == name:
+                assert "style" not in element.attrib
+                element.set("style", rule)
 
     def numbers(element):
         shown = element.attrib
@@ -87,6 +94,34 @@ def test_a_compact_picture_is_smaller_and_keeps_its_description():
     assert b"0123abcd" in small[:1500]
     assert b"<!--" not in small
     assert compact(small) == small
+
+
+def test_a_style_of_many_marks_is_said_once():
+    small = compact(picture()).decode()
+    styles = [style for style in re.findall(r' style="([^"]*)"', small) if "url" not in style]
+    assert len(styles) == len(set(styles))
+    names = [name for name, _ in re.findall(r"\.(\w+)\{([^}]*)\}", small)]
+    assert len(names) == len(set(names)) > 3
+    used = re.findall(r' class="([^"]*)"', small)
+    assert set(used) == set(names)
+    assert all(used.count(name) > 1 for name in names)
+
+
+@pytest.mark.parametrize("style", ["fill:red}*{display:none", "fill:&lt;/style&gt;", "fill:url(&amp;x)"])
+def test_a_style_that_could_leave_its_rule_stays_with_its_marks(style):
+    picture = f'<svg><path style="{style}"/><path style="{style}"/></svg>'
+    assert share_styles([picture], "s") == ([picture], "")
+
+
+def test_pictures_share_the_styles_that_occur_in_any_of_them():
+    one = '<path style="fill:red"/><path style="fill:blue"/><path style="fill:red"/>'
+    other = '<path style="fill:blue"/><path style="fill:green"/>'
+    pictures, rules = share_styles([one, other], "x")
+    assert pictures == [
+        '<path class="x0"/><path class="x1"/><path class="x0"/>',
+        '<path class="x1"/><path style="fill:green"/>',
+    ]
+    assert rules_of(rules) == {"x0": "fill:red", "x1": "fill:blue"}
 
 
 def test_references_of_a_compact_picture_lead_somewhere():

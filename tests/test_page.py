@@ -484,6 +484,28 @@ def test_a_figure_keeps_what_draws_and_loses_the_rest(tmp_path):
     assert 'aria-label="a &quot;label&quot;"' in picture
 
 
+def test_figures_of_a_page_have_the_styles_of_their_own_files(world):
+    sheet = "<style>.s0{{fill:{}}}.s1{{fill:{}}}</style>"
+    for name, colours in (("table_1", ("red", "blue")), ("table_2", ("blue", "green"))):
+        path = world.results / "adp" / f"{name}.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg">{sheet.format(*colours)}<path id="a" class="s0"/>'
+            '<path id="b" class="s1"/><path id="c" class="skip"/></svg>'
+        )
+    text = world.page(world.artefact(), world.artefact(name="table_2"))
+    marks = dict(re.findall(r'<path id="adp-(table_\d-\w)" (?:class|style)="([^"]*)" />', text))
+    rules = dict(re.findall(r"\.(drawn\d+)\{([^}]*)\}", text))
+    assert {name: rules.get(mark, mark) for name, mark in marks.items()} == {
+        "table_1-a": "fill:red",
+        "table_1-b": "fill:blue",
+        "table_2-a": "fill:blue",
+        "table_2-b": "fill:green",
+    }
+    assert marks["table_1-b"] == marks["table_2-a"] in rules
+    assert text.index(".drawn0{") < text.index("</style>")
+
+
 @pytest.mark.parametrize("content", ["", "no picture", "<html xmlns='http://www.w3.org/1999/xhtml'/>"])
 def test_what_is_no_picture_is_left_out(tmp_path, content):
     path = tmp_path / "x.svg"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+from dpbench.report.shared_styles import share_styles
+
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 LINK = f"{{{XLINK}}}href"
+CLASSES = "s"
 NAMESPACES = {
     "": SVG,
     "xlink": XLINK,
@@ -28,6 +31,8 @@ OPACITY = re.compile(r"(^|;)opacity:")
 def compact(svg: bytes) -> bytes:
     """The same picture without comments, spaces, names that nothing refers to and digits that nobody sees.
 
+    Styles that occur more than once go into its style sheet, if it has one.
+
     Args:
         svg: as matplotlib writes it.
     """
@@ -43,7 +48,10 @@ def compact(svg: bytes) -> bytes:
     _inherit(root)
     _unwrap(root)
     _gather(root)
-    return ET.tostring(root)
+    text = ET.tostring(root, encoding="unicode")
+    (shared,), rules = share_styles([text], CLASSES)
+    small = shared.replace("</style>", f"{rules}</style>", 1) if "</style>" in text else text
+    return small.encode("ascii", "xmlcharrefreplace")
 
 
 def _shorten(element: ET.Element, short: dict[str, str]) -> None:

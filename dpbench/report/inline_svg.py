@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 
 from markupsafe import Markup
 
 from dpbench.report.compact_svg import LINK, WITHIN
 from dpbench.report.compact_svg import SVG as NAMESPACE
+from dpbench.report.shared_styles import rules_of
 
 SVG = f"{{{NAMESPACE}}}"
 # What only draws. Scripts, styles that would hold for the whole page, pages within the picture and metadata stay out.
@@ -35,7 +37,7 @@ def inline_svg(path: Path, prefix: str, label: str) -> Markup | None:
         return None
     if root.tag != f"{SVG}svg":
         return None
-    _clean(root, prefix)
+    _clean(root, prefix, rules_of("".join(sheet.text or "" for sheet in root.iter(f"{SVG}style"))))
     # The rule of matplotlib's style sheet, which is left out.
     attributes = {"role": "img", "aria-label": label, "stroke-linejoin": "round", "stroke-linecap": "butt"}
     width, height = (LENGTH.fullmatch(root.attrib.pop(side, "")) for side in ("width", "height"))
@@ -48,9 +50,13 @@ def inline_svg(path: Path, prefix: str, label: str) -> Markup | None:
     return Markup(ET.tostring(root, encoding="unicode"))
 
 
-def _clean(element: ET.Element, prefix: str) -> None:
+def _clean(element: ET.Element, prefix: str, rules: Mapping[str, str]) -> None:
     for name, value in list(element.attrib.items()):
         del element.attrib[name]
+        if name == "class":  # whose rules hold in that file alone
+            if value not in rules:
+                continue
+            name, value = "style", rules[value]
         name, value = ("href" if name == LINK else name), WITHIN.sub(rf"url(#{prefix}\1)", value)
         foreign = name == "href" and not value.startswith("#")
         if "}" in name or name.lower().startswith(("on", "aria-")) or foreign or ELSEWHERE.search(value):
@@ -62,6 +68,6 @@ def _clean(element: ET.Element, prefix: str) -> None:
         element.attrib[name] = value
     for child in list(element):
         if isinstance(child.tag, str) and child.tag.removeprefix(SVG) in DRAWS and child.tag.startswith(SVG):
-            _clean(child, prefix)
+            _clean(child, prefix, rules)
         else:
             element.remove(child)

@@ -22,6 +22,7 @@ from dpbench.report.run_curve import curve_svg
 from dpbench.report.run_records import read_runs
 from dpbench.report.runs import Configuration, Runs
 from dpbench.report.scorecard import repeated
+from dpbench.report.shared_styles import share_styles
 from dpbench.report.views import ArtefactView, PaperView, anchor
 
 # A page of some 10 MB still opens on a phone; tables and verdicts of all papers take 2 to 3 of them.
@@ -40,6 +41,8 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     shown = _details(runs, template.environment)
     behind = runs_behind(grids)
     views = [ArtefactView(grid, results_dir, frozenset(shown)) for grid in grids]
+    drawn = {view.anchor: view.figure for view in views if view.figure is not None}
+    figures, figure_styles = share_styles(list(drawn.values()), "drawn")
     papers = [PaperView(key, tuple(view for view in views if view.grid.artefact.paper == key)) for key in SECTIONS]
     return template.render(
         papers=[paper for paper in papers if paper.artefacts],
@@ -49,6 +52,8 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         behind=behind,
         configurations={folder.parent for folder in behind},
         runs=runs,
+        figures=dict(zip(drawn, map(Markup, figures), strict=True)),
+        figure_styles=Markup(figure_styles),
         shown=shown,
         left_out=len(runs.configurations) - len(shown),
         limit=RUNS_LIMIT // 1_000_000,
