@@ -146,13 +146,24 @@ def test_the_audit_refutes_the_published_noise():
     assert not plain.violated
 
 
-def test_a_run_says_that_its_eps_is_not_proven(tmp_path):
+def test_a_run_says_that_its_eps_is_not_proven(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpbench.training.display.SECONDS_BETWEEN_LINES", -1)
     outcome = run(tmp_path, "algo=dicesgd")
     assert outcome.code == 0
+    assert [", not proven  " in line for line in outcome.out.splitlines() if line.startswith("  step ")] == [True, True]
     assert "NOT CERTIFIED: un-clipped gradients come back in later steps" in outcome.out
     assert read(only_record(tmp_path), "summary.json")["private"] is False
     assert ", not proven" in outcome.out.partition("test accuracy, last (%)")[2]
     assert "  7.999, not proven  " in results(tmp_path, "list").out
+
+
+@pytest.mark.parametrize("setting", ["algo=dpsgd", "eps=inf"])
+def test_a_run_whose_eps_is_proven_or_claims_nothing_has_no_such_mark(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr("dpbench.training.display.SECONDS_BETWEEN_LINES", -1)
+    outcome = run(tmp_path, "algo=dicesgd", setting)
+    assert outcome.code == 0
+    assert "  step 2/" in outcome.out
+    assert "not proven" not in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from rich.console import Console
 
-from dpbench.config import Job, config_hash
+from dpbench.config import Job, RunConfig, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
 from dpbench.tracking.published import note_of
@@ -79,7 +80,7 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
         try:
             if _all_stand_ready(execution):
                 stream = global_stream(config.seed, "model", config_hash(config))
-                with Display(console, config.steps) as display, stream:
+                with _display(config, console) as display, stream:
                     _carry_out(execution, display, Occasions(config.checkpoint, interruption))
         finally:
             if execution.team.lost:
@@ -132,6 +133,10 @@ def seen_since_it_began(job: Job) -> bool:
         return False
 
 
+def _display(config: RunConfig, console: Console) -> Display:
+    return Display(console, config.steps, proven=config.uncertified is None or math.isinf(config.eps))
+
+
 def _name(jobs: Sequence[Job]) -> str:
     """What the user typed for these jobs, with all seeds where they differ."""
     if len(jobs) == 1:
@@ -155,6 +160,6 @@ def _fused(ready: Sequence[Execution], console: Console, interruption: Interrupt
     console.print(f"  {len(ready)} seeds at once ({why})")
     occasions = Occasions(config.checkpoint, interruption)
     # These models draw nothing; what is set all the same is undone.
-    with Display(console, config.steps) as display, global_stream(config.seed, "model", config_hash(config)):
+    with _display(config, console) as display, global_stream(config.seed, "model", config_hash(config)):
         together([run.carry_out(display, occasions, seeds_at_once=len(ready)) for run in ready], fused.clipped_sums)
     return True

@@ -11,6 +11,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dpbench.tracking.proven import UNPROVEN
 from dpbench.training.loop import Metrics
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -19,8 +20,16 @@ SECONDS_BETWEEN_LINES = 15.0
 class Display:
     """A progress bar on a terminal; elsewhere a line now and then. Runs that go in step share it."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, *, proven: bool = True) -> None:
+        """Set up.
+
+        Args:
+            console: where it is shown.
+            steps: of each run.
+            proven: whether eps is a guarantee.
+        """
         self._console = console
+        self._mark = "" if proven else UNPROVEN
         self._steps = steps
         self._last_line = time.monotonic()
         self._runs = 0
@@ -65,7 +74,7 @@ class Display:
         self._evaluated = [m for m in self._evaluated if m.step == metrics.step] + [metrics]
         if len(self._evaluated) < self._runs:
             return
-        text = _in_words(self._evaluated)
+        text = f"{_in_words(self._evaluated)}{self._mark}"
         self._bar.update(self._task, description=text)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._last_line > SECONDS_BETWEEN_LINES:
