@@ -97,6 +97,15 @@ def test_a_difference_of_runs_that_overspent_tells_the_largest_eps(world, new, o
     assert gain.remark == "spends eps 2.5"
 
 
+@pytest.mark.parametrize(("eps", "remark"), [(1.0, "eps not proven"), (1.7, "spends eps 1.7, eps not proven")])
+def test_a_number_whose_eps_is_not_proven_says_so(world, eps, remark):
+    world.runs(NEW, 60.0, 60.0, 60.0, eps=eps, private=False)
+    entry = grid_of(world).at(("new",), ("1",))
+    assert entry is not None
+    assert entry.remark == remark
+    assert "eps not proven; on the numbers alone: reproduced" in as_markdown(grid_of(world))
+
+
 @pytest.mark.parametrize(
     ("accuracies", "text"),
     [((60.0,), "60.00 (n = 1 of 3)"), ((60.0, 61.0), "60.50 ± 0.71 (n = 2 of 3)"), ((), "–")],

@@ -305,6 +305,24 @@ def test_accounting_differs_where_a_run_spent_more_than_it_was_asked_for(world):
     assert order.detail.startswith("eps=1 spends 1.7; on the numbers alone: order holds")
 
 
+@pytest.mark.parametrize(
+    ("eps", "told"), [(1.0, "eps not proven"), (1.7, "eps=1 spends 1.7, eps not proven")], ids=["asked", "more"]
+)
+def test_accounting_differs_where_nobody_knows_what_a_run_spent(world, eps, told):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60)
+    world.run("dataset=digits algo=disk eps=1", 2, 60, eps=eps, private=False)
+    world.runs("dataset=digits algo=dpsgd eps=1", 50, 50, 50)
+    findings = examine(world.artefact(ABOVE % ", at: {eps: 1}"), world.evidence).findings
+    assert findings[0].outcome == findings[-1].outcome == Outcome.ACCOUNTING_DIFFERS
+    assert findings[0].detail.startswith(f"{told}; on the numbers alone: reproduced")
+    assert findings[-1].detail.startswith(f"{told}; on the numbers alone: order holds")
+
+
+def test_nothing_is_unproven_where_no_eps_is_claimed(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps="inf", target_eps="inf", private=False)
+    assert examine(world.artefact(), world.evidence).findings[0].outcome == Outcome.REPRODUCED
+
+
 @pytest.mark.parametrize("spent", [0.4, 1.005])
 def test_accounting_does_not_differ_where_published_accounting_overstates(world, spent):
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60, eps=spent, published_eps=1.0)

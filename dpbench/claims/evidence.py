@@ -12,6 +12,7 @@ from typing import Any
 from dpbench.claims.computed_file import path_of, read_computed
 from dpbench.claims.notation import Candidate
 from dpbench.claims.schema import Artefact, Cell
+from dpbench.tracking.proven import is_proven
 from dpbench.tracking.reading import DAMAGED, Recorded, seeds_of
 from dpbench.tracking.status import Status
 
@@ -34,6 +35,7 @@ class Run:
         eps: spent, by the ledger; None where the record doesn't say.
         target_eps: that it was asked for; None where the record doesn't say.
         published_eps: that the publication's own arithmetic states; None where there is no such account.
+        proven: whether the eps spent is a guarantee.
     """
 
     seed: int
@@ -42,6 +44,7 @@ class Run:
     eps: float | None = None
     target_eps: float | None = None
     published_eps: float | None = None
+    proven: bool = True
 
     @property
     def overspent(self) -> bool:
@@ -96,6 +99,11 @@ class Measured:
                 assert run.target_eps is not None
                 over[run.target_eps] = max(run.eps, over.get(run.target_eps, 0.0))
         return over
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the eps of some run is no guarantee."""
+        return not all(run.proven for run in self.runs)
 
     @property
     def enough(self) -> bool:
@@ -175,7 +183,7 @@ class Evidence:
             if record.finished and value is not None:
                 seed = int(folder.name)
                 accounts = {name: _number(summary.get(name)) for name in ("eps", "target_eps", "published_eps")}
-                runs[seed] = Run(seed, value, folder, **accounts)
+                runs[seed] = Run(seed, value, folder, **accounts, proven=is_proven(summary))
             elif record.finished:
                 broken[str(folder)] = _lack(cell, summary)
             elif record.word == Status.FINISHED and record.damaged:

@@ -223,13 +223,18 @@ def _lack_of_runs(cells: Sequence[Cell]) -> Lack:
 
 
 def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
-    """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim."""
+    """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim.
+
+    So it is where nobody knows what they spent.
+    """
     over: dict[float, float] = {}
+    unproven = False
     for _, one in parts:
+        unproven |= one.unproven
         for asked, spent in one.overspent.items():
             over[asked] = max(spent, over.get(asked, 0.0))
-    if not over:
+    told = [f"eps={asked:g} spends {spent:.4g}" for asked, spent in over.items()] + ["eps not proven"] * unproven
+    if not told:
         return finding
-    told = ", ".join(f"eps={asked:g} spends {spent:.4g}" for asked, spent in over.items())
-    detail = f"{told}; on the numbers alone: {finding.outcome} ({finding.detail})"
+    detail = f"{', '.join(told)}; on the numbers alone: {finding.outcome} ({finding.detail})"
     return replace(finding, outcome=Outcome.ACCOUNTING_DIFFERS, detail=detail)

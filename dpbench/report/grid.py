@@ -100,9 +100,11 @@ class Entry(JudgedCell):
 
     @property
     def remark(self) -> str | None:
-        """Which eps was really spent, where that is more than the one asked for; None where it isn't."""
+        """Which eps was really spent, where that is more than the one asked for or unknown; None where it isn't."""
         over = [eps for part in self.parts for eps in part.overspent.values()]
-        return f"spends eps {max(over):.4g}" if over else None
+        told = [f"spends eps {max(over):.4g}"] if over else []
+        told += ["eps not proven"] * any(part.unproven for part in self.parts)
+        return ", ".join(told) or None
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ LOOKS = {
     ),
     Outcome.TOO_FEW_SEEDS: Look("…", "open", "some runs have finished, fewer than the number is the mean of"),
     Outcome.ACCOUNTING_DIFFERS: Look(
-        "≠", "open", "the runs spend more eps than the paper says, so that numbers do not decide"
+        "≠",
+        "open",
+        "the runs spend more eps than the paper says, or nobody knows how much, so that numbers do not decide",
     ),
     Outcome.NOT_RUN: Look("○", "none", "no runs yet; the entry lists what they need"),
     Outcome.FAILED: Look("!", "bad", "runs ended in an error, diverged, or are not what was planned"),
