@@ -5,6 +5,7 @@ import pytest
 import timm
 import torch
 from helpers import composed
+from model_references import IN_ORDER, wide_resnet
 from torch import nn
 from torchvision.transforms.v2.functional import resize
 
@@ -48,6 +49,41 @@ def test_models_have_the_papers_parameter_counts_and_map_to_logits(dataset, mode
     module, data = built(dataset, model)
     assert sum(p.numel() for p in module.parameters()) == parameters
     assert module(torch.rand(3, data.channels, data.height, data.width)).shape == (3, data.classes)
+
+
+def drawn(module):
+    """The module in double precision, all of its parameters drawn: a norm that begins with 1 and 0 could hide."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.double().parameters():
+        fan = max(1, parameter[0].numel())
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / fan**0.5
+    return module
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [("mnist", "cnn5"), ("cifar10", "cnn5"), ("mnist", "cnn_small"), ("cifar10", "cnn_abadi"), ("digits", "mlp")],
+)
+@torch.no_grad()
+def test_models_compute_what_their_descriptions_say(dataset, model):
+    module, data = built(dataset, model)
+    drawn(module)
+    x = torch.rand(3, data.channels, data.height, data.width, dtype=torch.float64)
+    parameters = iter(list(module.parameters()))
+    expected = IN_ORDER[model](parameters, x)
+    assert next(parameters, None) is None
+    assert expected.std(0).min() > 1e-3
+    torch.testing.assert_close(module(x), expected)
+
+
+@torch.no_grad()
+def test_a_wide_residual_network_computes_what_its_description_says():
+    module, _ = built("cifar10", "wrn_16_4")
+    drawn(module)
+    x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
+    expected = wide_resnet(module.state_dict(), x)
+    assert expected.std(0).min() > 1e-3
+    torch.testing.assert_close(module(x), expected)
 
 
 def test_cnn5_pads_28_pixels_to_32():
