@@ -72,3 +72,37 @@ IN_ORDER: dict[str, Callable[[Parameters, Tensor], Tensor]] = {
     "cnn_abadi": abadi_cnn,
     "mlp": mlp,
 }
+
+
+def averaging_transformer(p: Parameters, ids: Tensor, heads: int, depth: int) -> Tensor:
+    """Pre-norm blocks over the tokens of one text (T,), none of them padding; their normalised outputs averaged."""
+    x = next(p)[ids] + next(p)[: len(ids)]
+    for _ in range(depth):
+        into, out, up, down = [(next(p), next(p)) for _ in range(4)]
+        norm1, norm2 = [(next(p), next(p)) for _ in range(2)]
+        q, k, v = F.linear(F.layer_norm(x, x.shape[-1:], *norm1), *into).chunk(3, dim=1)
+        mixed = []
+        for one in range(heads):
+            part = slice(one * x.shape[1] // heads, (one + 1) * x.shape[1] // heads)
+            scores = q[:, part] @ k[:, part].T / (x.shape[1] // heads) ** 0.5
+            mixed.append(scores.softmax(1) @ v[:, part])
+        x = x + F.linear(torch.cat(mixed, 1), *out)
+        x = x + F.linear(F.relu(F.linear(F.layer_norm(x, x.shape[-1:], *norm2), *up)), *down)
+    x = F.layer_norm(x, x.shape[-1:], next(p), next(p)).mean(0)
+    return F.linear(x, next(p), next(p))
+
+
+def last_state_lstm(p: Parameters, ids: Tensor, depth: int) -> Tensor:
+    """What the last layer says at the last token of a text (T,); gates are those of torch: in, forget, cell, out."""
+    sequence = list(next(p)[ids])
+    for _ in range(depth):
+        w_x, w_h, b_x, b_h = (next(p) for _ in range(4))
+        h = c = torch.zeros(w_h.shape[1], dtype=w_h.dtype)
+        outputs = []
+        for x in sequence:
+            i, f, g, o = (w_x @ x + b_x + w_h @ h + b_h).chunk(4)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            outputs.append(h)
+        sequence = outputs
+    return F.linear(sequence[-1], next(p), next(p))

@@ -1,11 +1,13 @@
 import math
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
 from helpers import composed
-from model_references import IN_ORDER, wide_resnet
+from model_references import IN_ORDER, averaging_transformer, last_state_lstm, wide_resnet
 from torch import nn
 from torchvision.transforms.v2.functional import resize
 
@@ -84,6 +86,52 @@ def test_a_wide_residual_network_computes_what_its_description_says():
     expected = wide_resnet(module.state_dict(), x)
     assert expected.std(0).min() > 1e-3
     torch.testing.assert_close(module(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        (
+            models.SmallTransformer(vocabulary=20, padding=7, longest=6, width=6, heads=2, depth=2),
+            lambda p, ids: averaging_transformer(p, ids, heads=2, depth=2),
+        ),
+        (
+            models.CharacterLSTM(vocabulary=20, padding=7, longest=6, embedded=3, hidden=4, depth=2),
+            lambda p, ids: last_state_lstm(p, ids, depth=2),
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+@torch.no_grad()
+def test_models_of_text_compute_of_each_text_what_their_descriptions_say(settings, reference):
+    module = drawn(settings.build(SimpleNamespace(classes=3))).train()
+    texts = [[3, 1, 4, 1, 5, 9], [2, 6, 5], [8]]
+    filled = torch.tensor([text + [7] * (6 - len(text)) for text in texts])
+    expected = [reference(iter(list(module.parameters())), torch.tensor(text)) for text in texts]
+    torch.testing.assert_close(module(filled), torch.stack(expected))
+
+
+def test_filters_are_standardised_by_their_variance_or_by_what_it_is_at_least():
+    layer = WSConv2d(2, 3, 3).double()
+    with torch.no_grad():
+        layer.weight[1] = 0.5 + 1e-3 * torch.randn(2, 3, 3, dtype=torch.float64)  # whose n var is below 1e-4
+        layer.weight[2] = 0.5
+        layer.gain.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    filters = layer.weight.detach().flatten(1).numpy()
+    variances = filters.var(1)
+    assert 18 * variances[1] < 1e-4 < 18 * variances[0]
+    wanted = (filters - filters.mean(1, keepdims=True)) / np.sqrt([[18 * variances[0]], [1e-4], [1e-4]])
+    np.testing.assert_allclose(layer.standardised().detach().flatten(1).numpy(), wanted, atol=1e-12)
+
+
+def test_standardising_a_networks_filters_leaves_the_weights_that_it_began_with():
+    torch.manual_seed(1)
+    plain, _ = built("cifar10", "resnet18")
+    torch.manual_seed(1)
+    standardised, _ = built("cifar10", "resnet18", "model.weight_standardised=true")
+    state = standardised.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in plain.state_dict().items())
+    assert {name.rpartition(".")[2] for name in set(state) - set(plain.state_dict())} == {"gain"}
 
 
 def test_cnn5_pads_28_pixels_to_32():
