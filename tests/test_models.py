@@ -8,6 +8,7 @@ import timm
 import torch
 from helpers import composed
 from model_references import IN_ORDER, averaging_transformer, last_state_lstm, wide_resnet
+from peft.tuners.lora import LoraLayer
 from torch import nn
 from torchvision.transforms.v2.functional import resize
 
@@ -22,6 +23,13 @@ from dpbench.models.layers import StdConv2d, WSConv2d
 def built(dataset, model, *overrides):
     config = compose_jobs([f"dataset={dataset}", f"model={model}", *overrides], multirun=False)[0].config
     return config.model.build(config.dataset), config.dataset
+
+
+def built_nowhere(*overrides):
+    """A large model without its weights."""
+    config = composed(*overrides, "model.pretrained=null")
+    with torch.device("meta"):
+        return config.model.build(config.dataset)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +117,68 @@ def test_models_of_text_compute_of_each_text_what_their_descriptions_say(setting
     filled = torch.tensor([text + [7] * (6 - len(text)) for text in texts])
     expected = [reference(iter(list(module.parameters())), torch.tensor(text)) for text in texts]
     torch.testing.assert_close(module(filled), torch.stack(expected))
+
+
+@torch.no_grad()
+def test_bert_tells_the_second_text_of_a_pair_from_the_first():
+    """Types as the paper has them: the first mark belongs to the first text, the last one to the second."""
+    sizes = {"vocabulary": 20, "longest": 8, "width": 8, "depth": 1, "heads": 2, "dropout": 0.0}
+    module = drawn(
+        models.TextEncoder(name="bert", family="bert", separator=9, **sizes).build(SimpleNamespace(classes=3))
+    )
+    ids = torch.tensor([[1, 4, 5, 9, 6, 9, 0, 0], [1, 4, 9, 6, 7, 8, 2, 9]])
+    types = torch.tensor([[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1, 1]])
+    logits = module.net(input_ids=ids, attention_mask=(ids != 0).long(), token_type_ids=types).logits
+    torch.testing.assert_close(module(ids), logits)
+    assert (module.net(input_ids=ids, attention_mask=(ids != 0).long()).logits - logits).abs().min() > 1e-3
+
+
+PUBLISHED = {
+    # What the config.json of roberta-base, bert-base-cased and gpt2 says.
+    "roberta_base": {
+        "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 1,
+    },
+    "bert_base": {
+        "vocab_size": 28996, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "pad_token_id": 0,
+    },
+    "gpt2": {
+        "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1, "bos_token_id": 50256, "eos_token_id": 50256,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("data", "model"), [("sst2", "roberta_base"), ("qnli", "bert_base"), ("e2e", "gpt2")], ids=PUBLISHED
+)
+def test_language_models_are_set_up_as_published(data, model):
+    """Some of it shows in no shape, and weights that were trained with it would be loaded all the same."""
+    found = built_nowhere(f"dataset={data}", f"model={model}").net.config.to_dict()
+    assert {key: found[key] for key in PUBLISHED[model]} == PUBLISHED[model]
+    without = built_nowhere(f"dataset={data}", f"model={model}", "model.dropout=0").net
+    assert {layer.p for layer in without.modules() if isinstance(layer, nn.Dropout)} == {0.0}
+    dropped = {key: value for key, value in without.config.to_dict().items() if re.search("drop(out_prob)?$", key)}
+    assert len(dropped) >= 2
+    assert set(dropped.values()) == {0.0}
+
+
+def test_lora_trains_factors_of_queries_and_values_as_they_are_and_the_head():
+    """Hu et al. 2022, with alpha equal to the rank."""
+    net = built_nowhere("dataset=sst2", "model=roberta_base", "model.trained=lora", "model.lora_rank=3").net
+    trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+    head = {name for name in trained if ".classifier." in name}
+    factors = {re.sub(r"^.*encoder\.layer\.(\d+)\.attention\.self\.", r"\1 ", name) for name in trained - head}
+    kinds = {f"{part}.lora_{side}" for part in ("query", "value") for side in "AB"}
+    assert factors == {f"{layer} {kind}.default.weight" for layer in range(12) for kind in kinds}
+    assert len(head) == 4
+    scaled = [layer.scaling["default"] for layer in net.modules() if isinstance(layer, LoraLayer)]
+    assert len(scaled) == 24
+    assert set(scaled) == {1.0}
 
 
 def test_filters_are_standardised_by_their_variance_or_by_what_it_is_at_least():
