@@ -9,7 +9,7 @@ from helpers import assembled, composed
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 from dpbench import models
 from dpbench.data import ImageDataset
@@ -66,7 +66,8 @@ def test_the_head_is_new_even_for_as_many_classes(saved, tmp_path):
     assert not torch.equal(built(tmp_path / "ten.safetensors").head.weight, model.head.weight)
 
 
-def test_weights_in_the_layout_of_transformers(tmp_path):
+@pytest.mark.parametrize("pooled", [False, True], ids=["classifier", "body with a pooler"])
+def test_weights_in_the_layout_of_transformers(pooled, tmp_path):
     torch.manual_seed(4)
     config = ViTConfig(
         hidden_size=24,
@@ -77,11 +78,12 @@ def test_weights_in_the_layout_of_transformers(tmp_path):
         patch_size=8,
         num_labels=5,
     )
-    model = ViTForImageClassification(config).eval()
+    model = ViTModel(config, add_pooling_layer=True).eval() if pooled else ViTForImageClassification(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path)
-    assert_same_features(built(tmp_path), lambda x: model.vit(pixel_values=x).last_hidden_state[:, 0].detach())
+    body = model if pooled else model.vit
+    assert_same_features(built(tmp_path), lambda x: body(pixel_values=x).last_hidden_state[:, 0].detach())
 
 
 def test_positions_are_interpolated_to_the_image_size(saved):

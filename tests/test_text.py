@@ -4,8 +4,10 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -698,10 +700,80 @@ WRITTEN = [
 ]
 
 
-def test_cider_is_that_of_the_captioning_tools():
+@pytest.mark.parametrize(
+    ("first", "of_first", "score"),
+    [
+        (SAID[0], WRITTEN[0], 4.976822170993604),
+        (
+            "the pub the pub by the river the river",
+            ["the pub by the river", "a pub near the river the river"],
+            4.011140786514809,
+        ),
+    ],
+    ids=["once", "repeated"],
+)
+def test_cider_is_that_of_the_captioning_tools(first, of_first, score):
     """What pycocoevalcap 1.2 prints for these texts."""
-    words = [text.split() for text in SAID]
-    assert cider(words, [[text.split() for text in texts] for texts in WRITTEN]) == pytest.approx(4.976822170993604)
+    said = [text.split() for text in (first, *SAID[1:])]
+    written = [[text.split() for text in texts] for texts in (of_first, *WRITTEN[1:])]
+    assert cider(said, written) == pytest.approx(score)
+
+
+def common(one, other):
+    """Length of the longest sequence of words that both have in this order."""
+    if not one or not other:
+        return 0
+    if one[0] == other[0]:
+        return 1 + common(one[1:], other[1:])
+    return max(common(one[1:], other), common(one, other[1:]))
+
+
+def rouge_l(said, written):
+    """F-measure of the reference that is nearest by it, of words as they are; Lin 2004."""
+    found = []
+    for text in written:
+        shared = common(said.lower().split(), text.lower().split())
+        found.append(2 * shared / (len(said.split()) + len(text.split())))
+    return max(found)
+
+
+def bleu(said, written):
+    """Of a corpus, with words as they are; Papineni et al. 2002: the reference that is nearest in length counts."""
+    logs, lengths, nearest = [], 0, 0
+    for n in range(1, 5):
+        met = total = 0
+        for text, texts in zip(said, written, strict=True):
+            grams = [Counter(zip(*(one.split()[i:] for i in range(n)), strict=False)) for one in (text, *texts)]
+            met += sum(min(count, max(other[gram] for other in grams[1:])) for gram, count in grams[0].items())
+            total += sum(grams[0].values())
+        logs.append(math.log(met / total))
+    for text, texts in zip(said, written, strict=True):
+        size = len(text.split())
+        lengths += size
+        nearest += min((abs(len(other.split()) - size), len(other.split())) for other in texts)[1]
+    return math.exp(min(0.0, 1 - nearest / lengths) + sum(logs) / 4)
+
+
+def test_bleu_and_rouge_l_are_those_of_their_papers_over_all_references():
+    said = ["The blue spice is a coffee shop in the centre", "it serves cheap pubs near the river", "a cheap pub"]
+    written = [
+        ["blue spice coffee shop is in the city", "The blue spice is a coffee shop in the centre of the city"],
+        ["it is cheap near the river", "It serves a cheap pub near the river", "it serves cheap food near the river"],
+        ["the pub by the river is a cheap pub", "a cheap pub by the river"],
+    ]
+    scores = text_scores(said, written)
+    assert scores["bleu"] == pytest.approx(100 * bleu(said, written))
+    assert scores["rouge_l"] == pytest.approx(100 * fmean(map(rouge_l, said, written)))
+    assert any(rouge_l(one, texts) > rouge_l(one, texts[:1]) for one, texts in zip(said, written, strict=True))
+
+
+def test_the_other_scores_do_not_see_capitals():
+    plain = text_scores(SAID, WRITTEN)
+    capital = text_scores([text.title() for text in SAID], [[text.upper() for text in texts] for texts in WRITTEN])
+    assert set(plain) >= {"nist", "cider"}
+    assert len(plain) == 5
+    for name in set(plain) - {"bleu"}:
+        assert capital[name] == plain[name] > 0
 
 
 def test_scores_of_the_same_and_of_nothing():
