@@ -547,21 +547,48 @@ def test_accounting_tells_the_largest_eps_that_was_spent(world):
     assert finding.detail.startswith("eps=1 spends 2.5;")
 
 
+def quoted(text: str) -> str:
+    """The file with the second method's numbers taken over from somebody else."""
+    text = text.replace("needs:\n", "  - {method: old, quoted: Smith 2020}\nneeds:\n")
+    text = text.replace("{method: gain, minus: {method: [new, old]}, unit: points}", "{method: gain, absent: true}")
+    return text.replace("  gain   | 5          | 0.5\n", "")
+
+
 def test_an_order_compares_with_a_quoted_number_as_it_is_printed(world):
     """The cell itself has no runs, and its value is nobody's claim here."""
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     world.runs("dataset=digits algo=disk eps=8", 60, 60, 60)
 
-    def quote(text: str) -> str:
-        return text.replace("needs:\n", "  - {method: old, quoted: Smith 2020}\nneeds:\n").replace(
-            "{method: gain, minus: {method: [new, old]}, unit: points}", "{method: gain, absent: true}"
-        ).replace("  gain   | 5          | 0.5\n", "")  # fmt: skip
-
-    findings = examine(world.artefact(ABOVE % ", pairs: 1", change=quote), world.evidence).findings
+    findings = examine(world.artefact(ABOVE % ", pairs: 1", change=quoted), world.evidence).findings
     assert findings[2].outcome == Outcome.NOT_RUN
     assert "quoted from Smith 2020" in findings[2].detail
     assert findings[-1].detail == "holds in 1 of 2 pairs, fails in 1, within noise in 0"
     assert findings[-1].outcome == Outcome.ORDER_HOLDS
+
+
+def test_an_order_has_no_pair_with_a_quoted_cell_without_a_number(world):
+    def change(text: str) -> str:
+        return quoted(text).replace("old    | 55         |", "old    | N/A        |")
+
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    finding = examine(world.artefact(ABOVE % "", change=change), world.evidence).findings[-1]
+    assert finding.outcome == Outcome.NOT_RUN  # at eps = 8 alone, where nothing was run
+    world.runs("dataset=digits algo=disk eps=8", 70, 70, 70)
+    finding = examine(world.artefact(ABOVE % "", change=change), world.evidence).findings[-1]
+    assert finding.detail == "holds in 1 of 1 pairs, fails in 0, within noise in 0"
+
+
+def test_the_last_and_the_best_accuracy_of_the_same_runs_are_two_pairs(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 55, 55, 55)
+
+    def change(text: str) -> str:
+        return text.replace("    8: eps=8\n", "    8: eps=1\n").replace(
+            "needs:\n", "  - {eps: 8, statistic: best}\nneeds:\n"
+        )
+
+    finding = examine(world.artefact(ABOVE % "", change=change), world.evidence).findings[-1]
+    assert finding.detail == "holds in 2 of 2 pairs, fails in 0, within noise in 0"
 
 
 # Trends.
