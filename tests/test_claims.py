@@ -367,6 +367,42 @@ def test_gradient_and_histogram_have_together_the_noise_that_tuning_leaves(table
     assert {round(run.release.joint.noise_multiplier, 3) for run in plan.runs} == {joint}
 
 
+LAYERS = """
+title: Layers
+kind: trained
+source: adp.md 5
+seeds: 3
+unit: s
+common: a=common b=common c=common d=common e=common
+rows:
+  method:
+    one: b=row c=row d=row e=row
+columns:
+  eps:
+    1: c=column d=column e=column
+    2: c=column d=column e=column
+where:
+  - {method: one, unit: early, set: d=early e=early, points: 5}
+  - {eps: 2, unit: late, set: d=late, points: 7}
+each:
+  e: |
+    method | 1 | 2
+    one    | – | each
+values: not printed
+"""
+
+
+def test_what_is_said_nearer_to_a_cell_wins(tmp_path):
+    """Rows over what is common, columns over rows, `where` over both, later lines of it over earlier ones, `each` last."""
+    path = tmp_path / "adp" / "layers.yaml"
+    path.parent.mkdir()
+    path.write_text(LAYERS)
+    first, second = load_artefact(path).cells
+    assert first.overrides == parse_overrides("a=common b=row c=column d=early e=early", "")
+    assert second.overrides == parse_overrides("a=common b=row c=column d=late e=each", "")
+    assert [(cell.unit, cell.tolerance.points) for cell in (first, second)] == [("early", 5), ("late", 7)]
+
+
 def test_what_an_artefact_needs_is_counted_with_shared_runs_once():
     table = artefacts()["doppler/table_3"]
     needs = cost(table.cells)
