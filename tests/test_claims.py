@@ -393,7 +393,7 @@ values: not printed
 
 
 def test_what_is_said_nearer_to_a_cell_wins(tmp_path):
-    """Rows over what is common, columns over rows, `where` over both, later lines of it over earlier ones, `each` last."""
+    """Rows over what is common, columns over rows, `where` over both, its later lines first, then `each`."""
     path = tmp_path / "adp" / "layers.yaml"
     path.parent.mkdir()
     path.write_text(LAYERS)
