@@ -328,6 +328,37 @@ def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):
     assert "somebody" not in text, "names of folders do not belong on a page that is published"
 
 
+def test_settings_that_configurations_share_stand_above_them_once_and_others_beside_each(world):
+    record(world.results, NEW, 0, 60)
+    other = record(world.results, OLD, 0, 55) / "config.yaml"
+    other.write_text(other.read_text().replace("0.0625", "0.125"))
+    text = world.page()
+    check(text)
+    above, *each = text[text.index("Settings of all of them") :].split('<details class="run"')
+    assert len(each) == 2
+    assert "name=digits, train_size=1437" in above
+    assert "name=digits" not in "".join(each)
+    assert "lr=" not in above
+    assert [re.findall(r"lr=[0-9.]+", one) for one in each] == [["lr=0.0625"], ["lr=0.125"]]
+
+
+def test_settings_of_the_only_configuration_stand_beside_it(world):
+    record(world.results, NEW, 0, 60)
+    text = world.page()
+    assert "Settings of all of them" not in text
+    assert "<dt>Settings</dt>" in text
+
+
+def test_other_scores_have_a_column_each_where_any_run_has_one(world):
+    record(world.results, NEW, 0, 60, test_loss=0.43219, bleu=61.234)
+    record(world.results, NEW, 1, 60, test_loss=0.5)
+    table = re.search(r'aria-label="Runs of.*?</table>', world.page(), re.DOTALL).group()
+    head = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table)]
+    assert head == ["seed", "status", "last, %", "best, %", "test loss", "BLEU", "eps", "wall, s", "made in"]
+    assert [row[4:6] for row in rows] == [["0.4322", "61.23"], ["0.5", "–"]]
+
+
 def test_the_page_counts_the_runs_behind_its_numbers_and_no_others(world):
     """Neither what diverged in a number's place nor a candidate of a search that lost stands behind a number."""
     searched = world.artefact(FILE.replace("new: algo=disk", "new: algo=disk optim.lr=1,2"))

@@ -71,6 +71,11 @@ def title_of(artefact: Artefact) -> str:
     return f"{place_of(artefact.where)}: {artefact.title}"
 
 
+def metric_name(metric: str) -> str:
+    """What a metric is called in a picture or above a column."""
+    return METRICS.get(metric, metric.replace("_", " "))
+
+
 def _subtitle(grid: Grid, draw: Draw) -> str:
     """How many runs the numbers rest on, and how many cells have none."""
     wanted = [entry for entry in grid.entries.values() if entry.cell.runs]
@@ -151,7 +156,7 @@ def _y_axis(entries: Sequence[Entry]) -> Axis:
     if len(cells) > 1:
         return Axis("")
     ((metric, unit),) = cells
-    name = METRICS.get(metric, metric.replace("_", " "))
+    name = metric_name(metric)
     return Axis(f"{name} ({unit})" if unit == "%" else name)
 
 

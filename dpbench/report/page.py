@@ -15,7 +15,7 @@ from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
 from dpbench.privacy.tail import LONGER_SINCE
 from dpbench.report.grid import Grid, runs_behind, scorecard
-from dpbench.report.layout import place_of
+from dpbench.report.layout import metric_name, place_of
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
 from dpbench.report.run_curve import curve_svg
@@ -71,7 +71,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"anchor": anchor, "called": place_of}
+    environment.filters |= {"anchor": anchor, "called": place_of, "metric": metric_name}
     return environment
 
 
@@ -82,7 +82,7 @@ def _details(runs: Runs, environment: Environment) -> Mapping[str, Markup]:
     texts: dict[str, Markup] = {}
     for group in runs.groups:
         for one in group.configurations:
-            texts[one.digest] = template.details(one, group.name_of(one), curves[one.digest])
+            texts[one.digest] = template.details(one, group, curves[one.digest])
     if sum(map(len, texts.values())) > RUNS_LIMIT:
         for one in runs.configurations:
             curve = curves[one.digest]

@@ -84,12 +84,9 @@ class RunView:
         spent = self.summary.get("eps")
         return decimal(spent) + ("" if spent is None or is_proven(self.summary) else UNPROVEN)
 
-    @property
-    def others(self) -> str:
-        """Other numbers that claims may be about."""
-        found = {name: self.summary.get(name) for name in METRICS if name != "test_accuracy"}
-        named = (f"{name} {decimal(value)}" for name, value in found.items() if value is not None)
-        return ", ".join(named)
+    def score(self, metric: str) -> str:
+        """Another number that claims may be about; a dash where there is none."""
+        return decimal(self.summary.get(metric))
 
 
 @dataclass(frozen=True)
@@ -124,6 +121,12 @@ class Configuration:
         seeds = ",".join(str(run.seed) for run in self.runs)
         typed = shlex.join((*self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
         return f"python -m dpbench.run {typed}"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What claims may be about, beside the accuracy, of which any run has a number."""
+        others = (name for name in METRICS if name != "test_accuracy")
+        return tuple(name for name in others if any(run.summary.get(name) is not None for run in self.runs))
 
     @cached_property
     def settings(self) -> tuple[tuple[str, str], ...]:
@@ -236,6 +239,16 @@ class Group:
         """The overrides that all of them have."""
         first, *others = self.configurations
         return tuple(line for line in first.overrides if all(line in one.overrides for one in others))
+
+    @cached_property
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """The settings that all of them have; none where there is but one configuration, whose settings are its own."""
+        first, *others = self.configurations
+        return tuple(part for part in first.settings if others and all(part in one.settings for one in others))
+
+    def settings_of(self, one: Configuration) -> tuple[tuple[str, str], ...]:
+        """The settings of one that not all of them have."""
+        return tuple(part for part in one.settings if part not in self.settings)
 
     def name_of(self, one: Configuration) -> str:
         """The overrides that tell it from the others."""
