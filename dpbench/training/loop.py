@@ -29,6 +29,8 @@ from dpbench.wording import number_of
 
 # exp of more is no finite number.
 LARGEST_EXPONENT = 700.0
+# What a line of metrics.jsonl has of measured losses and norms: as many digits as tell float32 numbers apart.
+MEASURED, DIGITS = ("train_loss", "gradient_norm", "above_threshold", "test_loss"), 9
 
 
 class DivergedError(RuntimeError):
@@ -72,9 +74,9 @@ class Metrics:
     more: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers of a line by name."""
+        """The numbers of a line by name; losses and norms to nine digits."""
         own = {name: value for name, value in asdict(self).items() if name not in ("class_accuracy", "more")}
-        return own | self.more
+        return own | {name: float(f"{own[name]:.{DIGITS}g}") for name in MEASURED} | self.more
 
 
 @dataclass

@@ -46,6 +46,7 @@ def summary_of(
         diverged: whether that is why it ended.
     """
     last = training.metrics[-1] if training.metrics else None
+    line = last.as_dict() if last else {}
     multiplier, guarded = training.parts.step.noise_multiplier, training.parts.step.threshold.guarded()
     best = max(training.metrics, key=lambda m: m.test_accuracy, default=None)
     return {
@@ -55,8 +56,8 @@ def summary_of(
             "best_step": best.step if best else None,
         },
         "test_accuracy_by_class": last.class_accuracy if last else None,
-        "test_loss": last.test_loss if last else None,
-        "gradient_norm": last.gradient_norm if last else None,
+        "test_loss": line.get("test_loss"),
+        "gradient_norm": line.get("gradient_norm"),
         **(last.more if last else {}),
         **({"threshold_guards": guarded} if guarded else {}),
         "eps": spent_by(ledger, diverged=diverged),
