@@ -40,7 +40,7 @@ from dpbench.errors import UserError, visible
 from dpbench.models.pretrained import load_pretrained
 from dpbench.report.curves import power_spectra
 from dpbench.report.page import _environment
-from dpbench.report.runs import Configuration, RunView
+from dpbench.report.runs import Configuration, Group, RunView
 from dpbench.scores import text_scores
 from dpbench.spreadsheet import as_text
 from dpbench.tracking.damage import damage_of
@@ -197,7 +197,7 @@ def test_a_record_s_texts_are_texts_on_the_page():
     config["choices"] = {"algo": SCRIPT, "optim": SCRIPT}
     one = Configuration("abc", (run_of,), config, ledger, (), (SCRIPT,))
     module: Any = _environment().get_template("run.html.jinja").module
-    html = str(module.details(one, f"a{SCRIPT}", None))
+    html = str(module.details(one, Group(f"adp/{SCRIPT}.yaml", (one,)), None)) + str(module.settings(one.settings))
     assert "<script" not in html
     assert html.count("&lt;script&gt;") >= 4
     # What a reader copies to a shell is one word for each override.
