@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,6 @@ SMALLEST_ROOM = 1 << 16
 OF_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 # See `stamp`.
 Stamp = tuple[int, int] | None
-
-PLAIN_LIST, BREAK = re.compile(r"\[\n\s+(?P<items>[^\[\]{}]*?)\n\s*\]"), re.compile(r"\n\s+")
 
 
 def names_weights_file(source: str) -> bool:
@@ -41,11 +38,11 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def as_json(content: Any) -> str:
-    """A JSON file to be read by people: indented, but for lists of plain values, which have a line each."""
-    text = json.dumps(jsonable(content), indent=2)
-    # No text holds a line break, which JSON writes as an escape.
-    return PLAIN_LIST.sub(lambda found: "[" + BREAK.sub(" ", found["items"]) + "]", text) + "\n"
+def as_json(content: dict[str, Any]) -> str:
+    """A JSON file to be read by people, of which there are many: a line for each value of an object."""
+    values = {key: json.dumps(value, separators=(",", ":")) for key, value in jsonable(content).items()}
+    lines = (f" {json.dumps(key)}: {value}" for key, value in values.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def write_atomically(path: Path, content: str | bytes, *, durably: bool = False) -> None:

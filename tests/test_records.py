@@ -71,9 +71,14 @@ def test_json_files_hold_what_they_were_given(content):
     assert json.loads(as_json(content)) == content
 
 
-def test_a_list_of_plain_values_has_a_line_of_its_own():
+def test_json_files_have_a_line_for_each_value():
     content = {"releases": [{"noise_multipliers": [1.5, 2.5], "times": 2}, {"times": 0}], "none": []}
-    assert as_json(content).splitlines()[3] == '      "noise_multipliers": [1.5, 2.5],'
+    assert as_json(content).splitlines() == [
+        "{",
+        ' "releases": [{"noise_multipliers":[1.5,2.5],"times":2},{"times":0}],',
+        ' "none": []',
+        "}",
+    ]
 
 
 def test_there_is_a_line_of_metrics_for_each_evaluation(finished):
