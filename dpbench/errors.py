@@ -54,3 +54,13 @@ def require(condition: bool, field: str, value: Any, allowed: str) -> None:
     """Raise `UserError` "field=value: expected <allowed>" unless the condition holds."""
     if not condition:
         raise UserError(f"expected {allowed}", field=field, value=value)
+
+
+def require_text(text: str, *, field: str | None = None) -> None:
+    """Raise `UserError` unless a text can be written down: the name of a file need not be in any encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if field is None:
+            raise UserError(f"{text}: expected text in UTF-8") from error
+        raise UserError("expected text in UTF-8", field=field, value=text) from error

@@ -85,7 +85,7 @@ class TwoPoint(Query):
     @property
     @override
     def most_points(self) -> int:
-        return 2
+        return 1 if self.probe_weight in (0, 1) else 2
 
     @property
     def probe_weight(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from dpbench.config.recorded import recorded_stage
 from dpbench.data import Dataset
 from dpbench.errors import UserError
-from dpbench.models import Model
+from dpbench.models import Model, PretrainedModel
 from dpbench.tracking.reading import DamageError, read_settings
 from dpbench.tracking.record import MODEL
 
@@ -71,6 +72,8 @@ def load_trained(record: str | Path) -> Trained:
     try:
         weights = load_file(folder / MODEL)
         stage.check(dataset)
+        if isinstance(stage, PretrainedModel):  # the record has all of its weights, and those it began with may be gone
+            stage = replace(stage, pretrained=None)
         model = stage.build(dataset)
         model.load_state_dict(weights)
     except FileNotFoundError as error:

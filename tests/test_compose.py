@@ -46,3 +46,13 @@ def test_a_wrong_value_behind_right_ones_is_named(line):
     with pytest.raises(UserError) as error:
         compose_jobs(["algo=disk", "eps=1,2", line], multirun=True)
     assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_a_path_in_no_encoding_is_refused(typed, monkeypatch):
+    """Which Linux lets be, and records can't hold; the command line and the environment have it as half of a pair."""
+    path = b"/caf\xe9".decode(errors="surrogateescape")
+    if not typed:
+        monkeypatch.setenv("DPBENCH_DATA", path)
+    with pytest.raises(UserError, match=r"^data\.root='?/caf\\udce9'?: expected text in UTF-8$"):
+        compose_jobs([f"data.root={path}"] if typed else [], multirun=False)

@@ -314,6 +314,14 @@ def test_mixing_coefficients_have_the_printed_values(key):
     assert torch.equal(probe, torch.full((2,), 1 + key[1]))
 
 
+@pytest.mark.parametrize(
+    ("kappa", "gamma", "most"), [(0.7, 0.5, 2), (1.0, 0.5, 1), (0.7, 0.3 / 0.7, 1), (0.6, 2 / 3, 1)], ids=str
+)
+def test_there_are_as_many_points_at_most_as_are_evaluated(kappa, gamma, most):
+    query = TwoPoint(kappa=kappa, gamma=gamma)
+    assert query.most_points == most == max(len(query.points(torch.full((2,), float(t)))) for t in range(4))
+
+
 def longest_mixture(kappa, gamma):
     """Of two gradients of norm 1 at most."""
     found = 0.0

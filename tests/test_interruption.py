@@ -55,6 +55,22 @@ def test_a_second_interrupt_ends_a_run_at_once(tmp_path):
     assert checkpoints(folder) == []
 
 
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize(
+    ("told", "at_once"),
+    [((signal.SIGTERM, signal.SIGINT), False), ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), True)],
+    ids=["one", "two"],
+)
+def test_after_sigterm_it_is_the_second_interrupt_that_ends_a_run_at_once(told, at_once, tmp_path, capfd):
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, 4, *told)
+        with pytest.raises(KeyboardInterrupt if at_once else Terminated):
+            carried_out(tiny(), tmp_path)
+    (folder,) = tmp_path.glob("runs/*/0")
+    assert checkpoints(folder) == ([] if at_once else ["checkpoint-00000005.pt"])
+    assert "once more ends at once" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("minutes", "error", "words"), [(240, SystemExit, "-1"), (0, Exception, "timed-out")], ids=["again", "for good"]
 )

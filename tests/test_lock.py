@@ -1,6 +1,7 @@
 """Locks: one holder at a time, taken over by one of many, whatever clocks say, and noticed by who lost it."""
 
 import errno
+import json
 import multiprocessing
 import os
 import pwd
@@ -93,6 +94,30 @@ def test_a_held_lock_is_not_acquired_again_and_a_released_one_is(path):
     second.check()
     second.release()
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/aaaaaaaaaaaa"])
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path, name):
+    link = tmp_path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "purged")
+    with pytest.raises(FileExistsError):
+        Lock(tmp_path / "runs/aaaaaaaaaaaa/0.lock").acquire()
+    outcome = run(tmp_path)
+    assert outcome.code == 1 if name == "runs" else outcome.code == 0
+    assert ("no lock can be made for" in outcome.out) == (name == "runs")
+
+
+@pytest.mark.parametrize(
+    "of_it", [{"attempt": "x"}, {"attempt": None}, {"token": "**/"}, {"token": 3}, {"token": None}, None], ids=str
+)
+def test_what_no_lock_has_written_is_as_one_that_has_not_come_to_writing(path, of_it):
+    path.parent.mkdir()
+    who = {"pid": 7, "token": "a" * 32, "attempt": 1}
+    path.write_text(json.dumps([who] if of_it is None else {**who, **of_it}) + "\n")
+    seen = look(path)
+    assert (seen.token, seen.attempt, seen.claims) == ("unwritten", 1, 0)
+    assert not Lock(path).acquire()
 
 
 def test_a_lock_that_cannot_be_taken_away_stays_and_is_an_error_of_nobody(path, monkeypatch):

@@ -1,6 +1,7 @@
 """Whole runs of several seeds in one process: their records, what ends one of them, and the command line."""
 
 import re
+import weakref
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
 
@@ -14,13 +15,14 @@ from small_models import PassCounter
 
 from dpbench.config import compose_jobs, config_hash
 from dpbench.errors import UserError
+from dpbench.garbage import uncollected
 from dpbench.gradients import FusedGradients, Request
 from dpbench.launch import execute
 from dpbench.launch.starts import fuses
 from dpbench.models import Linear
 from dpbench.randomness import stream_seed
 from dpbench.step import PrivateStep
-from dpbench.training import fusing
+from dpbench.training import fusing, preparing
 
 FUSED = ("-m", "seed=0,1,2", "fuse_seeds=true")
 APART = ("-m", "seed=0,1,2", "fuse_seeds=false")
@@ -220,6 +222,25 @@ def test_seeds_whose_passes_take_long_go_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr(FusedGradients, "objection", lambda *_: pytest.fail("compared"))
     assert run(tmp_path, "-m", "seeds=2").code == 0
     assert [read(record, "provenance.json")["seeds_at_once"] for record in records(tmp_path)] == [1, 1]
+
+
+def test_runs_that_go_one_by_one_are_made_one_by_one(tmp_path, monkeypatch):
+    """What one of them takes of a device's memory is free for the next, and is not counted with it."""
+    made: list[weakref.ref] = []
+    original = preparing.assemble
+
+    def assemble(*arguments, **named):
+        alive.append(sum(one() is not None for one in made))
+        found = original(*arguments, **named)
+        made.append(weakref.ref(found.model))
+        return found
+
+    alive: list[int] = []
+    carried_out(tiny(), tmp_path / "first", (0,))  # imports what is left to be imported, which keeps the caller
+    monkeypatch.setattr(preparing, "assemble", assemble)
+    with uncollected():
+        carried_out(tiny(), tmp_path / "apart", (0, 1, 2), fuse_seeds=False)
+    assert alive == [0, 0, 0]
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dpbench import cache
 from dpbench.claims.schema import METRICS
 from dpbench.config import compose_each, config_hash, resolved
 from dpbench.config.recorded import recorded_hash
-from dpbench.files import jsonable
+from dpbench.files import jsonable, write_atomically
 from dpbench.tracking import reading
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
@@ -58,6 +58,8 @@ WRONG = [
     ("summary.json", '{"test_accuracy": {"final": 1}, "eps": "many"}', "eps: expected a number"),
     ("summary.json", '{"test_accuracy": {"final": 1}, "bleu": [1]}', "bleu: expected a number"),
     ("summary.json", 100_000 * "[", "is no JSON"),
+    ("summary.json", '{"test_accuracy": {"final": 1}, "\\ud800": 1}', "is no JSON ('utf-8' codec can't encode"),
+    ("status.json", '{"status": "failed", "reason": "\\udcff"}', "is no JSON ('utf-8' codec can't encode"),
     ("summary.json", None, "is missing"),
 ]
 
@@ -71,6 +73,14 @@ def test_a_record_of_a_wrong_shape_is_damaged(record, name, content, problem):
     assert found.damage.startswith(f"{name}: {problem}")
 
 
+RELEASE = '{"sampling_rate": 0.5, "noise_multipliers": [1], "count": 1, "beside": []}'
+
+
+def test_the_release_that_is_spoilt_below_is_one(record):
+    (record / "ledger.json").write_text(f'{{"delta": 0.1, "releases": [{RELEASE}]}}')
+    assert Recorded.read(record).complete().problems == {}
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -79,10 +89,18 @@ def test_a_record_of_a_wrong_shape_is_damaged(record, name, content, problem):
         ("config.yaml", "optim: 3"),
         ("config.yaml", "overrides: {a: b}"),
         ("config.yaml", "dataset:\n  train_size: many"),
+        ("config.yaml", f"privacy:\n  search_runs: 0x{'f' * 5000}"),
+        ("config.yaml", "privacy:\n  search_runs: [8]"),
         ("ledger.json", "[]"),
-        ("ledger.json", '{"releases": [{}]}'),
-        ("ledger.json", '{"releases": {"count": 1}}'),
+        ("ledger.json", '{"delta": 0.1, "releases": [{}]}'),
+        ("ledger.json", '{"delta": 0.1, "releases": {"count": 1}}'),
+        ("ledger.json", '{"releases": []}'),
+        ("ledger.json", '{"delta": null, "releases": []}'),
+        ("ledger.json", '{"delta": 0.1, "accountant": ["rdp"], "releases": []}'),
+        ("ledger.json", '{"delta": 0.1, "releases": [' + RELEASE.replace("[1]", '["inf"]') + "]}"),
+        ("ledger.json", '{"delta": 0.1, "releases": [' + RELEASE.replace("0.5", "NaN") + "]}"),
         ("provenance.json", '{"versions": []}'),
+        ("provenance.json", '{"\\ud800": 1}'),
         ("provenance.json", '{"wall_seconds": "long"}'),
         ("metrics.jsonl", "[1]\n"),
         ("metrics.jsonl", '{"epoch": []}\n'),
@@ -248,7 +266,7 @@ def test_a_damaged_record_has_spent_nothing_that_is_known(store, record):
 
 
 def test_a_ledger_of_a_wrong_shape_is_named_and_the_rest_counts(store, record):
-    (record / "ledger.json").write_text('{"releases": 3}')
+    (record / "ledger.json").write_text('{"delta": 0.1, "releases": 3}')
     listed = results(store, "list")
     assert [row["status"] for row in rows(listed)] == ["finished"]
     said = f"warning: {record}: ledger.json: releases: expected a list; the rest of the record counts"
@@ -291,6 +309,32 @@ def test_a_forced_run_that_replaces_a_record_is_noticed(store, record, settled):
     assert rows(results(store, "list"))[0]["accuracy"] == accuracy
     forced.set_status(Status.FINISHED)
     assert rows(results(store, "list"))[0]["accuracy"] == "12.50" != accuracy
+
+
+def test_a_run_whose_process_has_gone_is_listed_as_interrupted(store, record):
+    """Its record does not change: another process takes the lock away."""
+    change(record, "status.json", lambda _: {"status": "running"})
+    held_elsewhere(lock_of(record))
+    age_by(store)
+    assert statuses(store) == ["running"]
+    lock_of(record).unlink()
+    assert statuses(store) == ["interrupted"]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml"])
+def test_files_that_are_replaced_in_a_finished_record_are_noticed(store, record, name):
+    """As git does, or who copies a record from another machine; the folder above stays as it is."""
+    age_by(store)
+    (before,) = rows(results(store, "list"))
+    age = record.parent.stat().st_mtime_ns
+    content = (record / name).read_text()
+    changed = content.replace('"final":', '"final":0.125,"was":').replace("eps: 8.0", "eps: 4.0")
+    write_atomically(record / name, changed)
+    assert changed != content
+    assert record.parent.stat().st_mtime_ns == age
+    (after,) = rows(results(store, "list"))
+    shown = {"summary.json": "accuracy", "config.yaml": "eps"}[name]
+    assert after[shown] != before[shown]
 
 
 def test_a_damaged_record_is_looked_at_until_it_is_repaired(store, record):
@@ -444,7 +488,7 @@ for number in range(60):
     record.start(settings, {"started": "2026-01-01T00:00:00+00:00"})
     for step in (1, 2, 3):
         record.append_metrics({"step": step, "epoch": step, "test_accuracy": 0.1 * step})
-    record.write("ledger.json", {"releases": []})
+    record.write("ledger.json", {"delta": 1e-5, "releases": []})
     record.write("summary.json", {"test_accuracy": {"final": 0.3, "best": 0.3, "best_step": 3}, "steps": 3})
     record.set_status(random.Random(number).choice([Status.FINISHED, Status.FINISHED, Status.FAILED]))
     record.lock.release()

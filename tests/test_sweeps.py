@@ -72,7 +72,7 @@ def finish(job) -> None:
 def write_whole(record) -> None:
     record.start({"eps": 8.0, "algo": {"name": "disk"}}, {"started": "2026-01-01T00:00:00+00:00"})
     record.append_metrics({"step": 3, "epoch": 1.0, "test_accuracy": 0.5})
-    record.write("ledger.json", {"releases": []})
+    record.write("ledger.json", {"delta": 1e-5, "releases": []})
     record.write("summary.json", {"test_accuracy": {"final": 0.5, "best": 0.5, "best_step": 3}, "eps": 8.0, "steps": 3})
     record.set_status(Status.FINISHED)
 

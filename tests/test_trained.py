@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cli import ROOT, final_accuracy, records, run
+from safetensors.torch import save_file
 
 from dpbench.errors import UserError
 from dpbench.trained import load_trained
@@ -99,6 +100,20 @@ def test_an_encoder_of_texts_is_taken_by_its_class(texts, model):
         "  kind: TextEncoder",
         f"  family: {name.removesuffix('_base')}",
     ]
+
+
+def test_weights_that_a_model_began_with_are_not_needed(texts):
+    settings = ("-cd", str(texts / "conf"), "dataset=mine", f"data.root={texts / 'data'}", "model=roberta_base")
+    sizes = (*ENCODER[:-1], *BYTES, "dataset.max_length=24", "model.trained=last_layer")
+    first = trained_by(texts / "first", *settings, *sizes, "model.pretrained=null", "epochs=0.5")
+    weights = texts / "elsewhere.safetensors"
+    save_file(load_trained(first).model.net.state_dict(), weights)
+    record = trained_by(texts / "second", *settings, *sizes, f"model.pretrained={weights}", "epochs=0.5")
+    before = {name: value.clone() for name, value in load_trained(record).model.state_dict().items()}
+    weights.unlink()
+    after = load_trained(record).model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_texts_are_classified_as_the_record_says(texts):

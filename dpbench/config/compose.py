@@ -33,7 +33,7 @@ from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
 from dpbench.config.registry import register
 from dpbench.config.schema import RunConfig
 from dpbench.config.unread import refuse_unread, unread
-from dpbench.errors import UserError, require
+from dpbench.errors import UserError, require, require_text
 from dpbench.stage import is_own
 
 # Of a sweep.
@@ -241,6 +241,7 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
     parser = OverridesParser.create(loader_of(config_dirs))
     parsed = []
     for line in overrides:
+        require_text(line)
         if line.startswith("="):
             raise UserError(f"{line}: expected key=value")
         try:

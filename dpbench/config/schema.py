@@ -17,7 +17,7 @@ from dpbench.config import combinations, promises
 from dpbench.config.privacy import Privacy
 from dpbench.config.rules import delta_of, evaluated_every
 from dpbench.data import Augmentation, Dataset
-from dpbench.errors import require
+from dpbench.errors import require, require_text
 from dpbench.privacy import Plan, Release
 from dpbench.privacy.accountants import LEAST_DELTA
 from dpbench.privacy.sampling import POISSON, Scheme, steps_of
@@ -63,6 +63,7 @@ class DataFiles:
     download: bool = False
 
     def __post_init__(self) -> None:
+        require_text(self.root, field="data.root")
         self.root = expanduser(self.root)
 
 

@@ -45,6 +45,8 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
         splits: data in the place of what the jobs would load.
     """
     console.print(_name(jobs), style="bold")
+    team, fuse = current_team(), jobs[0].config.fuse_seeds
+    may_share = len(jobs) > 1 and fuse is not False and team.size == 1
     ready: list[Execution] = []
     with ExitStack() as locks:
         for job in jobs:
@@ -52,13 +54,17 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
             locks.callback(execution.record.lock.release)
             if not execution.may_begin() or not execution.clear_damage():
                 continue
-            if execution.prepare(ready[0].prepared.splits if ready else splits):
+            # Of those that go one by one, the others are prepared when it is their turn.
+            later = ready and not may_share
+            if later or execution.prepare(ready[0].prepared.splits if ready else splits):
                 ready.append(execution)
-        interruption = Interruption(current_team(), forced=any(job.config.force for job in jobs))
+        if fuse is True and len(ready) > 1 and team.size > 1:
+            _say_apart("several processes train each", console)
+        interruption = Interruption(team, forced=any(job.config.force for job in jobs))
         with interruption:
             try:
-                for runs in _at_one_step(ready):
-                    if len(runs) == 1 or not _fused(runs, console, interruption):
+                for runs in _at_one_step(ready) if may_share else filter(None, [ready]):
+                    if not may_share or len(runs) == 1 or not _fused(runs, console, interruption):
                         _one_by_one(runs, console, interruption, named=len(jobs) > 1)
                     interruption.raise_noted()
             finally:  # once all of them are recorded
@@ -146,16 +152,17 @@ def _name(jobs: Sequence[Job]) -> str:
     return replace(jobs[0], overrides=tuple(lines)).name
 
 
+def _say_apart(why: str, console: Console) -> None:
+    console.print(f"  seeds run one after the other: {why}")
+
+
 def _fused(ready: Sequence[Execution], console: Console, interruption: Interruption) -> bool:
     """Carry out runs that share their passes; False, and nothing is done, where they had better not."""
     config = ready[0].config
-    fused, why = None, "several processes train each"
-    if ready[0].team.size == 1:
-        parts = [run.prepared.training.parts for run in ready]
-        fused, why = fused_gradients(config, parts, ready[0].prepared.splits)
+    fused, why = fused_gradients(config, [run.prepared.training.parts for run in ready], ready[0].prepared.splits)
     if fused is None:
         if config.fuse_seeds is True:
-            console.print(f"  seeds run one after the other: {why}")
+            _say_apart(why, console)
         return False
     console.print(f"  {len(ready)} seeds at once ({why})")
     occasions = Occasions(config.checkpoint, interruption)

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from dpbench.claims import Cell, Run
 from dpbench.claims.evidence import value_in
 from dpbench.spectra import frequency_response, spectrum
-from dpbench.tracking.reading import Recorded
+from dpbench.tracking.reading import Recorded, tell
 from dpbench.tracking.record import GRADIENTS
 
 # So many frequencies are drawn; the powers between two of them are averaged.
@@ -94,10 +95,16 @@ def power_spectra(runs: Sequence[Run]) -> Spectra | None:
 
 def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
     """Frequencies, and the powers of signal, noise and filtered gradients of one run."""
-    if not (folder / GRADIENTS).exists():
+    try:
+        with np.load(folder / GRADIENTS) as archive:
+            signal, observed = archive["signal"], archive["observed"]
+        if signal.ndim != 2 or signal.shape != observed.shape or not np.isfinite(observed - signal).all():
+            raise ValueError("signal and observed are no finite numbers of one shape, steps and coordinates")
+    except FileNotFoundError:
         return None
-    with np.load(folder / GRADIENTS) as archive:
-        signal, observed = archive["signal"], archive["observed"]
+    except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
+        tell(folder, {GRADIENTS: f"can't be read ({error})"}, damaged=False)
+        return None
     frequencies, before = spectrum(signal)
     seen = spectrum(observed).power
     taps = Recorded(folder).settings.get("filter", {})

@@ -190,7 +190,8 @@ class Configuration:
         if self.config.get("record_coordinates"):
             text += " It does not hold for gradients.npz in the record, which has gradients without noise."
         published, spent = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
-        search = None if spent is None else (float(self.config["privacy"]["search_runs"]), float(spent))
+        runs = (self.config.get("privacy") or {}).get("search_runs")
+        search = None if spent is None or runs is None else (float(runs), float(spent))
         text += circumstances(search, None if published is None else float(published))
         return text + (sentence(self._tail) if math.isfinite(eps) else "")
 

@@ -1,9 +1,10 @@
 """The index of all records below a results folder: a cache that follows the files by itself.
 
-What it trusts, so that a look at many records takes one `stat` of each hash's folder and no more:
+What it trusts, so that a look at many records takes one `stat` of each folder and no more:
 
 - a hash's folder changes its time when a run is begun, removed, or put into the place of another one;
-- a finished record changes in no other way. Of one that is not finished, or is damaged, the own folder is looked at;
+- a record's folder changes its time when one of its files is replaced, be it by its run or by what copies records, such
+  as git. Those of one that is damaged or under way are read at every look, for more than its files tell how it stands;
 - a time that is less than `UNSURE` older than the look at it says nothing: more may have happened at that time, by the
   clocks of two machines.
 """
@@ -64,6 +65,7 @@ class Index:
             progress: told how many of how many records have been read, now and then.
         """
         self.runs = results_dir / "runs"
+        self._at = str(self.runs)
         self._progress = progress
         self._path = cache.place("records", [str(self.runs.absolute()), _fingerprint()], ".parquet")
         self._kept: Kept | None = None
@@ -72,8 +74,7 @@ class Index:
         self._digests: list[str] = []
         self._seeds: list[int] = []
         self._times: dict[str, list[int]] = {FOLDER: [], RUN: []}
-        self._settled: list[bool] = []
-        self._damaged: list[bool] = []
+        self._unsettled: list[bool] = []  # those that are read at every look
         self._rows: list[int] = []  # those that count
         self._columns: dict[str, list[Any]] = {}
         self._changes = 0
@@ -125,56 +126,45 @@ class Index:
         except (OSError, ValueError):  # damaged, or gone meanwhile: all is read again
             return
         self._kept, self._times, self._digests, self._seeds = kept, times, digests, seeds
-        self._damaged = [problem is not ABSENT for problem in problems]
-        self._settled = [
-            one == Status.FINISHED and not damaged for one, damaged in zip(status, self._damaged, strict=True)
+        self._unsettled = [
+            one == Status.RUNNING or problem is not ABSENT for one, problem in zip(status, problems, strict=True)
         ]
         self._rows = list(range(kept.size))
 
     def refresh(self) -> None:
         """Take notice of what is new, changed or gone."""
         now = time.time_ns()
-        present = dict(_folders(self.runs, is_hash))
         digests, folder = self._digests, self._times[FOLDER]
-        seen = {digests[row]: folder[row] for row in self._rows}
-        changed = {digest for digest, at in present.items() if seen.get(digest) != at}
-        again = changed.union(digests[row] for row in self._rows if not self._settled[row])
         rows: dict[str, list[int]] = defaultdict(list)
-        kept: list[int] = []
         for row in self._rows:
-            if digests[row] in again:
-                rows[digests[row]].append(row)
-            elif digests[row] in present:
-                kept.append(row)
+            rows[digests[row]].append(row)
+        kept: list[int] = []
         unread: list[_Found] = []
-        for digest in again.intersection(present):
-            listing = _listing(self.runs / digest) if digest in changed else self._listing(rows[digest])
-            kept += self._look(now, digest, present[digest], rows[digest], listing, unread)
+        for digest, at in _folders(self.runs, is_hash):
+            known = rows[digest]
+            same = bool(known) and all(folder[row] == at for row in known)
+            listing = self._times_of(known) if same else dict(_folders(self.runs / digest, is_seed))
+            kept += self._look(now, digest, at, known, listing, unread)
         self._changes += len(self._rows) - len(kept)
-        self._rows = kept
+        self._rows = sorted(kept)
         self._columns.clear()
         self._read(unread)
         if self._changes > min(WORTH_KEEPING, PART_WORTH_KEEPING * len(self._rows)):
             self._keep()
 
-    def _listing(self, rows: Iterable[int]) -> dict[str, int | None]:
-        """The records of a folder that has not changed; None for one that need not be looked at."""
-        return {str(self._seeds[row]): None if self._settled[row] else self._time_of(row) for row in rows}
-
-    def _time_of(self, row: int) -> int:
-        try:
-            return (self.runs / self._digests[row] / str(self._seeds[row])).stat().st_mtime_ns
-        except OSError:
-            return _NEVER  # gone: it is read, and then it is not there
+    def _times_of(self, rows: Iterable[int]) -> dict[str, int]:
+        """Times of records' folders by their names, as they are now."""
+        found = {}
+        for row in rows:
+            seed = str(self._seeds[row])
+            try:
+                found[seed] = os.stat(f"{self._at}/{self._digests[row]}/{seed}").st_mtime_ns
+            except OSError:  # gone
+                continue
+        return found
 
     def _look(
-        self,
-        now: int,
-        digest: str,
-        at: int,
-        rows: Iterable[int],
-        listing: Mapping[str, int | None],
-        unread: list[_Found],
+        self, now: int, digest: str, at: int, rows: Iterable[int], listing: Mapping[str, int], unread: list[_Found]
     ) -> list[int]:
         """Which rows of a hash are as they were; records that are to be read are added to `unread`."""
         known = {str(self._seeds[row]): row for row in rows}
@@ -182,14 +172,13 @@ class Index:
         kept = []
         for seed, changed in listing.items():
             row = known.get(seed)
-            if row is not None and (changed is None or (changed == run[row] and not self._damaged[row])):
+            if row is not None and changed == run[row] and not self._unsettled[row]:
                 kept.append(row)
                 if folder[row] != _trusted(at, now):
                     folder[row] = _trusted(at, now)
                     self._changes += 1
             else:
-                times = (_trusted(at, now), _trusted(changed if changed is not None else _NEVER, now))
-                unread.append(_Found(digest, seed, *times))
+                unread.append(_Found(digest, seed, _trusted(at, now), _trusted(changed, now)))
         return kept
 
     def _read(self, unread: Sequence[_Found]) -> None:
@@ -208,8 +197,7 @@ class Index:
             self._seeds.append(int(found.seed))
             self._times[FOLDER].append(found.folder)
             self._times[RUN].append(found.run)
-            self._damaged.append(bool(record.problems))
-            self._settled.append(record.finished and not record.problems)
+            self._unsettled.append(record.status == Status.RUNNING or bool(record.problems))
             self._changes += 1
         if self._progress is not None and unread:
             self._progress(len(unread), len(unread))
@@ -241,11 +229,6 @@ def _folders(parent: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
                     yield entry.name, entry.stat().st_mtime_ns
             except OSError:  # removed meanwhile
                 continue
-
-
-def _listing(folder: Path) -> dict[str, int | None]:
-    """The records below a hash, with the times of their folders."""
-    return dict(_folders(folder, is_seed))
 
 
 def _trusted(at: int, now: int) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import uuid
@@ -33,6 +34,7 @@ from dpbench.tracking.process import Process
 BEAT = 5.0
 STALE = 60.0
 COUNTER = "{:020d}\n"
+TOKEN = re.compile("[0-9a-f]{32}")
 
 
 class LockLostError(RuntimeError):
@@ -69,19 +71,19 @@ def look(path: Path) -> Seen | None:
     except FileNotFoundError:
         return None
     who = _holder(content)
-    token, attempt = str(who.get("token", "unwritten")), int(who.get("attempt", 1))
+    token, attempt = who.get("token", "unwritten"), who.get("attempt", 1)
     numbers = (claim.suffix[1:] for claim in path.parent.glob(f"{path.name}.{token}.*"))
     claims = max((int(number) for number in numbers if number.isdecimal()), default=0)
     return Seen(content, token, Process.read(who), attempt, claims)
 
 
 def _holder(content: bytes) -> dict[str, Any]:
-    """What the holder wrote of itself; nothing where it has not come to writing."""
+    """What the holder wrote of itself; nothing where it has not come to writing, or it is none that a lock has."""
     try:
         found = json.loads(content.partition(b"\n")[0])
-    except ValueError:
+        return found if TOKEN.fullmatch(found["token"]) and type(found["attempt"]) is int else {}
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_held(path: Path) -> bool:
@@ -163,6 +165,8 @@ class Lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
         except (FileExistsError, FileNotFoundError):  # not found: another one has removed the empty folder
+            if any(folder.is_symlink() and not folder.exists() for folder in self.path.parents):
+                raise  # a link that leads nowhere does so the next time, too
             return False
         since = time.strftime("%Y-%m-%d %H:%M:%S%z")
         who = {**asdict(Process.this()), "since": since, "attempt": attempt, "token": token}

@@ -233,7 +233,12 @@ def _status(folder: Path) -> dict[str, Any] | None:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        if "\\u" in text:
+            json.dumps(
+                found, ensure_ascii=False
+            ).encode()  # raises at half of a surrogate pair, which nothing can write
+        return found
     except (ValueError, RecursionError) as error:
         raise DamageError(f"is no JSON ({error})") from error
 

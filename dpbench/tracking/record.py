@@ -52,6 +52,11 @@ def rerun_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.rerun")
 
 
+def _as_line(entry: dict[str, Any]) -> bytes:
+    """Without spaces: people read the other files, and of these lines there are many."""
+    return json.dumps(jsonable(entry), separators=(",", ":")).encode() + b"\n"
+
+
 class RunRecord:
     """Reads and writes the folder of one run.
 
@@ -68,7 +73,7 @@ class RunRecord:
         self.folder = results_dir / "runs" / config_hash / str(seed)
         self.lock = Lock(lock_of(self.folder))
         self.working = self.folder
-        self._metrics: list[dict[str, Any]] = []
+        self._metrics: list[bytes] = []
 
     def outcome(self, *, forced: bool) -> RunOutcome:
         """What became of the run that a command asked for; takes the notes of `refuse` and `keep_untold`.
@@ -156,7 +161,7 @@ class RunRecord:
             for path in self.working.iterdir():
                 if not any(map(path.match, keep)):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self._metrics = list(metrics)
+        self._metrics = [_as_line(entry) for entry in metrics]
         self.set_status(Status.RUNNING)
         if self._metrics:
             self._write_metrics()
@@ -218,13 +223,11 @@ class RunRecord:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
-        self._metrics.append(line)
+        self._metrics.append(_as_line(line))
         self._write_metrics()
 
     def _write_metrics(self) -> None:
-        # Without spaces: people read the other files, and of these lines there are many.
-        lines = "".join(json.dumps(jsonable(entry), separators=(",", ":")) + "\n" for entry in self._metrics)
-        self.write_bytes("metrics.jsonl", lines.encode())
+        self.write_bytes("metrics.jsonl", b"".join(self._metrics))
 
     def settle(self) -> None:
         """Have the disk hold what was written, before what else speaks of the run is removed."""

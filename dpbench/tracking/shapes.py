@@ -6,6 +6,7 @@ Entries that a shape does not name may be anything: records of other versions of
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -72,6 +73,7 @@ def _first(complaints: Any) -> str | None:
 
 
 NUMBER = of(is_number, "a number")
+FINITE = of(lambda value: is_number(value) and not isinstance(value, str) and math.isfinite(value), "a finite number")
 WHOLE = of(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
 WORD = of(lambda value: isinstance(value, str), "a text")
 SWITCH = of(lambda value: isinstance(value, bool), "true or false")
@@ -118,20 +120,22 @@ def summary(*, finished: bool) -> Shape:
     )
 
 
-_PART = entries({"name": WORD, "noise_multiplier": NUMBER}, required=("name", "noise_multiplier"))
+_PART = entries({"name": WORD, "noise_multiplier": FINITE}, required=("name", "noise_multiplier"))
 _RELEASES = {
-    "sampling_rate": NUMBER,
-    "noise_multipliers": list_of(NUMBER),
+    "sampling_rate": FINITE,
+    "noise_multipliers": list_of(FINITE),
     "count": WHOLE,
     "beside": list_of(_PART),
 }
 LEDGER = entries(
     {
-        **dict.fromkeys(("eps", "target_eps", "published_eps", "delta"), maybe(NUMBER)),
+        **dict.fromkeys(("eps", "target_eps", "published_eps"), maybe(NUMBER)),
+        **dict.fromkeys(("neighbouring", "sampler", "accountant", "correlation"), maybe(WORD)),
+        "delta": FINITE,
         "planned": WHOLE,
         "releases": list_of(entries(_RELEASES, required=tuple(_RELEASES))),
     },
-    required=("releases",),
+    required=("delta", "releases"),
 )
 _RANKS = list_of(entries({"device": WORD, "micro_batch": WHOLE, "at_once": WHOLE}))
 PROVENANCE = entries(
@@ -150,12 +154,13 @@ _MEASURED = (*SCORES, "train_loss", "above_threshold", "test_accuracy", "eps", "
 EVALUATION = entries({**dict.fromkeys(_MEASURED, maybe(NUMBER)), "step": WHOLE, "epoch": NUMBER}, required=("step",))
 _STAGES = (
     *("query", "clip", "threshold", "noise", "filter", "optim", "schedule", "averaging", "model"),
-    *("augmentation", "privacy", "evaluation", "data", "tracker", "algo"),
+    *("augmentation", "evaluation", "data", "tracker", "algo"),
 )
 SETTINGS = entries(
     {
         **dict.fromkeys(_STAGES, OBJECT),
         "dataset": entries({"name": WORD, "train_size": WHOLE}),
+        "privacy": entries({"search_runs": maybe(FINITE)}),
         "choices": entries({}, others=WORD),
         "overrides": list_of(WORD),
         "eps": NUMBER,

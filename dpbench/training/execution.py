@@ -95,9 +95,9 @@ class Execution:
         return True
 
     def give_up(self) -> None:
-        """Let go of the run's lock and of all that was prepared for it."""
+        """Let go of the run's lock and of all that was prepared for it, if anything was."""
         self.record.lock.release()
-        del self.prepared
+        vars(self).pop("prepared", None)
 
     def prepare(self, splits: Splits | None) -> bool:
         """Make everything that training needs; whether that went well. Bad input leaves no record.

@@ -35,7 +35,7 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
     """The gradients that these runs share, None where they had better not; and why, in a few words.
 
     Args:
-        config: of any of the runs.
+        config: of any of the runs, which does not say false for `fuse_seeds`.
         runs: one for each seed, two or more, not yet trained.
         splits: samples of the training split are what the gradients are checked and timed on, which leaves no trace.
     """
@@ -49,8 +49,6 @@ def fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits)
 
 
 def _fused_gradients(config: RunConfig, runs: Sequence[Assembly], splits: Splits) -> tuple[FusedGradients | None, str]:
-    if config.fuse_seeds is False:
-        return None, "fuse_seeds=false"
     if not _alike([run.model for run in runs]):
         return None, "what the models do not train differs between the seeds"
     if not config.dataset.one_shape:

@@ -52,6 +52,7 @@ class Interruption:
         self._alone, self._speaks = team.size == 1, team.leads
         self._notice = NOTICE_IF_FORCED if forced else NOTICE
         self._noted: type[KeyboardInterrupt] | None = None
+        self._by_user = False
         self._told: type[KeyboardInterrupt] | None = None
         self._put_off: Callable[[], Any] | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -76,8 +77,8 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             self._noted = self._noted or Terminated
-        elif self._noted is None:
-            self._noted = KeyboardInterrupt
+        elif not self._by_user:
+            self._by_user, self._noted = True, self._noted or KeyboardInterrupt
             if self._speaks:  # print may not be called here
                 os.write(2, self._notice + (AT_ONCE if self._alone else b"") + b"\n")
         elif self._alone:

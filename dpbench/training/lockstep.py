@@ -81,7 +81,10 @@ class _Progress(Generic[T]):
                 self.request = next(self._steps)
             else:
                 self.request = self._steps.send(outcome)
-        except (StopIteration, Exception) as end:
+        except StopIteration as end:
+            # Its traceback leads back here, which would keep all that the run has in memory beyond its end.
+            self.request, self._end = None, end.with_traceback(None)
+        except Exception as end:
             self.request, self._end = None, end
 
     def interrupt(self, kind: type[BaseException]) -> None:
