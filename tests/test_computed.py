@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.integrate import quad
 from scipy.signal import lfilter
@@ -456,6 +458,36 @@ def test_expected_errors_by_numerical_integration(computed):
     middles = 6.0 * np.arange(20) + 3
     expected = weight * c**2 + (shares * np.maximum(middles - c[:, None], 0) ** 2).sum(axis=1)
     np.testing.assert_allclose(estimate, expected, rtol=0.08)
+
+
+@pytest.mark.parametrize(
+    ("place", "samples", "epochs", "multiplier", "histogram", "runs"),
+    [
+        ("setting CNN MNIST, eps 4, method Du", 60_000, 10, 1.880, math.inf, 90),
+        ("setting CNN MNIST, eps 8, method DC-SGD-P", 60_000, 10, 1.2789, 5, 9),
+        ("setting ResNet34 CIFAR10, eps 8, method Andrew", 50_000, 20, 1.4272, math.inf, 45),
+        ("setting ResNet18 SVHN, eps 4, method DP-SGD", 73_257, 20, 1.922, math.inf, 10),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_search_spends_what_its_runs_spend_together(computed, place, samples, epochs, multiplier, histogram, runs):
+    """By privacy loss distributions with a fixed interval; a joint release has 1/z² = 1/σ² + 1/σ_H²."""
+    joint = (multiplier**-2 + histogram**-2) ** -0.5
+    release = dp_accounting.PoissonSampledDpEvent(256 / samples, dp_accounting.GaussianDpEvent(joint))
+    account = PLDAccountant(value_discretization_interval=1e-3)
+    account.compose(release, runs * math.ceil(epochs * samples / 256))
+    assert computed("dc_sgd/table_2").spent[place] == pytest.approx(account.get_epsilon(1 / samples), rel=0.01)
+
+
+def test_of_table_2_the_remark_names_the_searches_beyond_their_eps(computed):
+    """Those of one grid point have no search."""
+    found = computed("dc_sgd/table_2")
+    assert len(found.spent) == 6 * 3 * 4
+    over = {place for place, spent in found.spent.items() if spent > float(re.findall(r"eps (\d+)", place)[0])}
+    (remark,) = found.remarks
+    assert f"in {len(over)} of 72 searches" in remark
+    assert all(f"on {re.findall('setting (.*?),', place)[0]}" in remark for place in over)
+    assert "Du on CNN MNIST 4.92 at eps = 4, Du on CNN MNIST 8.38 at eps = 8, " in remark
 
 
 @pytest.mark.parametrize("noise", [0, 5, 10])

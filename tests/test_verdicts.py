@@ -305,6 +305,21 @@ def test_accounting_differs_where_a_run_spent_more_than_it_was_asked_for(world):
     assert order.detail.startswith("eps=1 spends 1.7; on the numbers alone: order holds")
 
 
+def test_accounting_differs_where_all_runs_of_a_search_spend_more_than_is_printed_for_their_choice(world):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 50, 50, 50)
+    artefact = world.artefact(ABOVE % ", at: {eps: 1}")
+    (cell,) = artefact.select({"method": ("new",), "eps": ("1",)})
+    path = path_of(world.evidence.results_dir, artefact.paper, artefact.name)
+    for spent, differs in ((1.005, False), (1.7, True)):
+        write_computed(path, Computed(spent={cell.place: spent}), {})
+        findings = examine(artefact, world.evidence).findings
+        for finding, plain in ((findings[0], "reproduced"), (findings[-1], "order holds")):
+            assert finding.outcome == (Outcome.ACCOUNTING_DIFFERS if differs else Outcome(plain))
+            told = f"all runs of a search for eps=1 spend 1.7; on the numbers alone: {plain}"
+            assert finding.detail.startswith(told) == differs
+
+
 @pytest.mark.parametrize(
     ("eps", "told"), [(1.0, "eps not proven"), (1.7, "eps=1 spends 1.7, eps not proven")], ids=["asked", "more"]
 )

@@ -71,11 +71,13 @@ class Computed:
         values: numbers by the place of their cell in words, `Cell.place`.
         panels: of a figure; none for a table.
         remarks: what a reader must know: chosen parameters that the paper does not give, agreement found.
+        spent: eps of all runs of a search together, by its cell's place, where the printed eps covers the choice.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
     panels: tuple[Panel, ...] = ()
     remarks: tuple[str, ...] = ()
+    spent: Mapping[str, float] = field(default_factory=dict)
 
 
 def path_of(results_dir: Path, paper: str, name: str) -> Path:
@@ -113,5 +115,5 @@ def read_computed(path: Path) -> Computed | None:
         )
         for panel in content["panels"]
     ]
-    values = {place: float(value) for place, value in content["values"].items()}
-    return Computed(values, tuple(panels), tuple(content["remarks"]))
+    values, spent = ({place: float(value) for place, value in content[name].items()} for name in ("values", "spent"))
+    return Computed(values, tuple(panels), tuple(content["remarks"]), spent)

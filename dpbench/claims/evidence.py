@@ -65,6 +65,7 @@ class Measured:
         missing: whether a search has a configuration whose first seed has not ended yet.
         runs: those behind the values, in their order; none where a number is computed or quoted.
         overrides: of these runs, the winner's in a search; None where a number is computed, quoted or not there yet.
+        search_eps: of all runs of the search together, where the printed eps covers the choice among them.
     """
 
     values: tuple[float, ...]
@@ -73,6 +74,7 @@ class Measured:
     missing: bool = False
     runs: tuple[Run, ...] = ()
     overrides: Candidate | None = None
+    search_eps: float | None = None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -99,6 +101,13 @@ class Measured:
                 assert run.target_eps is not None
                 over[run.target_eps] = max(run.eps, over.get(run.target_eps, 0.0))
         return over
+
+    @property
+    def search_overspent(self) -> Mapping[float, float]:
+        """Eps of the search, by the smaller one that it was to stay within; empty where it did so."""
+        asked = {run.target_eps for run in self.runs if run.target_eps is not None}
+        spent = self.search_eps
+        return {} if spent is None else {eps: spent for eps in asked if spent > eps * SLACK}
 
     @property
     def unproven(self) -> bool:
@@ -161,7 +170,9 @@ class Evidence:
             found.append(runs)
         winner = best_of(found)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        return replace(winner, broken=broken)
+        computed = read_computed(path_of(self.results_dir, artefact.paper, artefact.name))
+        spent = None if computed is None else computed.spent.get(cell.place)
+        return replace(winner, broken=broken, search_eps=spent)
 
     def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
         """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""

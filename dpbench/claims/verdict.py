@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -223,18 +223,25 @@ def _lack_of_runs(cells: Sequence[Cell]) -> Lack:
 
 
 def _accounted(finding: Finding, parts: Iterable[Part]) -> Finding:
-    """A verdict under the eps that the runs really spent: where that is more than printed, it is another claim.
+    """A verdict under the eps that runs and searches really spent.
 
-    So it is where nobody knows what they spent.
+    Where that is more than printed it is another claim; so it is where nobody knows what they spent.
     """
-    over: dict[float, float] = {}
-    unproven = False
-    for _, one in parts:
-        unproven |= one.unproven
-        for asked, spent in one.overspent.items():
-            over[asked] = max(spent, over.get(asked, 0.0))
-    told = [f"eps={asked:g} spends {spent:.4g}" for asked, spent in over.items()] + ["eps not proven"] * unproven
+    measured = [one for _, one in parts]
+    over, searches = (_largest(one.overspent for one in measured), _largest(one.search_overspent for one in measured))
+    told = [f"eps={asked:g} spends {spent:.4g}" for asked, spent in over.items()]
+    told += [f"all runs of a search for eps={asked:g} spend {spent:.4g}" for asked, spent in searches.items()]
+    told += ["eps not proven"] * any(one.unproven for one in measured)
     if not told:
         return finding
     detail = f"{', '.join(told)}; on the numbers alone: {finding.outcome} ({finding.detail})"
     return replace(finding, outcome=Outcome.ACCOUNTING_DIFFERS, detail=detail)
+
+
+def _largest(found: Iterable[Mapping[float, float]]) -> dict[float, float]:
+    """The largest eps spent, by that asked for."""
+    largest: dict[float, float] = {}
+    for over in found:
+        for asked, spent in over.items():
+            largest[asked] = max(spent, largest.get(asked, 0.0))
+    return largest
