@@ -16,6 +16,7 @@ from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.special import gammaln, logsumexp
 
+from dpbench.errors import UserError
 from dpbench.privacy import Part, Plan, Release, accountants, calibrate, epsilon
 from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
 from dpbench.privacy.closed_forms import gaussian_delta
@@ -501,3 +502,12 @@ def test_pass_multiplier_of_no_release_is_none():
 def test_delta_by_the_closed_form_is_reached():
     z = calibrate(equal_plan(0.5, 1.0, 8, SHUFFLED), 3.0, DELTA, "gdp").noise_multiplier
     assert gaussian_delta(3.0, 2 / z) <= DELTA < gaussian_delta(2.99, 2 / z)
+
+
+@pytest.mark.parametrize("scheme", ["shuffled", "cyclic"])
+def test_a_plan_of_passes_has_no_longer_ones_than_its_sampling_rate_allows(scheme):
+    """A sample would take part more often than the account has it."""
+    releases = [Release(128 / 1000, 1.0)] * 20
+    assert len(Plan.of(releases, SCHEMES[scheme], 8)) == 20
+    with pytest.raises(UserError, match="epoch=9: expected at most the 8 releases in which all samples are used"):
+        Plan.of(releases, SCHEMES[scheme], 9)

@@ -261,6 +261,9 @@ def test_swapped_rows_are_caught(planted):
         ("kind: trained", "sort: trained", "sort=trained: expected one of the keys claims, columns, common"),
         ("seeds: 3", "seeds: three", "seeds=three: expected a whole number > 0"),
         ("    3: eps=3", "    3: eps", "columns.eps.3=eps: expected settings of the form key=value"),
+        ("    3: eps=3", "    3: 3", "columns.eps.3=3: expected settings in one line, such as algo=disk eps=8"),
+        ("    3: eps=3", "    3: [eps=3]", "columns.eps.3=[eps=3]: expected settings in one line, such as"),
+        ("deviations:\n  - A", "deviations:\n  a:\n  - A", ": expected a list of sentences"),
         ("higher: {method: LP-DPAdamBC}\n    lower: {method: DPAdamBC}", "higher: {method: LP}\n    lower: {method: "
          "DPAdamBC}", "claims[0].higher.method=LP: expected one of DPAdam, DPAdamBC, LP-DPAdamBC"),
         ("within: 1.1", "within: 1.1\n    pairs: 15", "claims[1].pairs=15: expected a number of pairs among the"),

@@ -48,6 +48,11 @@ def test_a_wrong_value_behind_right_ones_is_named(line):
     assert str(error.value).startswith(line)
 
 
+def test_a_sweep_over_delta_may_mix_numbers_and_rules():
+    jobs = compose_jobs(["delta=1e-5,1/N^1.1,1/N"], multirun=True)
+    assert [job.config.delta for job in jobs] == [1e-5, "1/N^1.1", "1/N"]
+
+
 @pytest.mark.parametrize("typed", [True, False])
 def test_a_path_in_no_encoding_is_refused(typed, monkeypatch):
     """Which Linux lets be, and records can't hold; the command line and the environment have it as half of a pair."""

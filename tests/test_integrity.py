@@ -47,6 +47,14 @@ def twice_the_last_line(record: Path) -> None:
     (record / "metrics.jsonl").write_text("".join([*lines, lines[-1]]))
 
 
+def released(**entries: object):
+    return lambda record: change(record, "ledger.json", lambda content: content["releases"][0].update(entries))
+
+
+def best_of(accuracy: float):
+    return lambda record: change(record, "summary.json", lambda content: content["test_accuracy"].update(best=accuracy))
+
+
 def missing(name: str):
     return lambda record: (record / name).unlink()
 
@@ -66,6 +74,15 @@ DAMAGE = [
     (edited("summary.json", test_accuracy={"final": 0.25}), "summary.json has 0.25"),
     (edited("summary.json", steps=2), "summary.json has 2 steps, ledger.json 3 releases"),
     (edited("summary.json", eps=7.5), "summary.json has eps 7.5, ledger.json 7.99"),
+    (edited("summary.json", delta=1e-9), "summary.json has delta 1e-09, ledger.json 0.00033"),
+    (edited("summary.json", sampler="shuffled"), "summary.json has sampler shuffled, ledger.json poisson"),
+    (edited("summary.json", noise_multiplier=9.0), "summary.json has noise_multiplier 9.0, ledger.json "),
+    (edited("summary.json", dataset="mnist"), "summary.json has dataset mnist, config.yaml digits"),
+    (edited("ledger.json", target_eps=9.0), "ledger.json has target_eps 9.0, config.yaml 8.0"),
+    (edited("ledger.json", delta=1e-9), "ledger.json has delta 1e-09, config.yaml 0.00033"),
+    (released(sampling_rate=0.5), "ledger.json has sampling rates 0.5, config.yaml 0.04"),
+    (released(noise_multipliers=[0.1]), "ledger.json 0.1"),
+    (best_of(0.0), "summary.json has a best accuracy of 0.0, below the last one"),
     (edited("summary.json", seed=1), "summary.json is of seed 1"),
     (edited("ledger.json", eps=8.1), "ledger.json spends eps 8.1 of 8.0"),
     (edited("ledger.json", planned=4), "status.json says finished, ledger.json has 3 of 4 releases"),

@@ -12,6 +12,7 @@ from dpbench import reproduce
 from dpbench.cli.privacy import main as privacy
 from dpbench.config import compose_jobs, config_hash, resolved
 from dpbench.reproduction.times import Speed, Times
+from dpbench.run import main as dpbench_run
 
 README = (ROOT / "README.md").read_text()
 
@@ -199,6 +200,23 @@ def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf,
 def test_an_option_that_no_folder_has_is_not_said_to_need_one(my_conf, tmp_path):
     said = run(tmp_path, "-cd", str(my_conf), "algo=mien").error()
     assert said.endswith("lp_dpgalore, mine; did you mean mine?")
+
+
+@pytest.mark.parametrize("command", [dpbench_run, privacy], ids=["run", "privacy"])
+def test_a_second_folder_of_options_is_refused(my_conf, tmp_path, command, capsys):
+    assert command(["-cd", str(my_conf), "-cd", str(tmp_path), "algo=mine"]) == 2
+    assert " ".join(capsys.readouterr().err.split()) == f"error: -cd {tmp_path}: expected once"
+
+
+@pytest.mark.parametrize("group", ["clip", "filter", "model", "noise", "optim", "query", "schedule", "threshold"])
+def test_a_file_that_names_no_class_of_a_stage_is_refused(tmp_path, group):
+    (tmp_path / "conf" / group).mkdir(parents=True)
+    (tmp_path / "conf" / group / "empty.yaml").write_text("# Mine.\n")
+    outcome = run(tmp_path, "-cd", str(tmp_path / "conf"), f"{group}=empty", settings=())
+    assert outcome.code == 2
+    assert outcome.error() == (
+        f"{group}=empty: its file names no class; its defaults need the line - /schema/{group}@_here_: <module>.<Class>"
+    )
 
 
 PACKAGE = "# @package _global_\n"

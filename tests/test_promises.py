@@ -175,6 +175,52 @@ class Mixing(Augmentation):
         views = super().views(images, generator)
         before, self._before = views if self._before is None else self._before, views
         return (1 - self.share) * views + self.share * views.flip(0) + self.of_before * before[:1]
+
+
+# What returns something else than it should.
+
+
+@dataclass
+class Viewed(Augmentation):
+    of: str = "images"
+
+    def views(self, images, generator):
+        return eval(self.of)
+
+
+@dataclass
+class Forgetful(Noise):
+    step: float = 1.0
+
+    def scale(self, step):
+        return self.step
+
+    def draw(self, out, source):
+        source.fill(out)
+
+
+@dataclass
+class Factorless(Bounded):
+    def _factors(self, norms, bound):
+        pass
+
+
+@dataclass
+class Bare(Threshold):
+    of: str = "Part('count', 50.0)"
+
+    @property
+    def beside(self):
+        return eval(self.of)
+
+    def value(self, step):
+        return 1.0
+
+
+@dataclass
+class Called(Bare):
+    def beside(self):
+        return ()
 """
 
 
@@ -194,7 +240,12 @@ class Mixing(Augmentation):
             "a gradient of norm 0.001 with norm 0.00101 at threshold 0.001, more than its sensitivity of 0.001",
         ),
         ("clip", "Bounded", "clip.factor=nan", "norm 0 with norm nan at threshold 0.001, more than"),
-        ("clip", "Bounded", "clip.flat=true", "expected factors of the norms' shape (1, 16), not (16,)"),
+        (
+            "clip",
+            "Bounded",
+            "clip.flat=true",
+            "expected factors, a tensor of the norms' shape (1, 16), not one of shape (16,)",
+        ),
         ("clip", "Lacking", "clip.scope=flat", "clip=Lacking: it lacks factors, or _factors of one group"),
         ("clip", "OfEachGroup", "clip.factor=0.7", None),
         ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
@@ -261,6 +312,45 @@ class Mixing(Augmentation):
             "views of an image depend on which others are in the batch",
         ),
         ("augmentation", "Mixing", "augmentation.of_before=0.01", "views of an image depend on batches before"),
+        ("augmentation", "Viewed", "augmentation.of=images", None),
+        ("augmentation", "Viewed", "augmentation.of='images[:,None].repeat(1,3,1,1,1)'", None),
+        ("augmentation", "Viewed", "augmentation.of='images*torch.rand(1,generator=generator)'", None),
+        (
+            "augmentation",
+            "Viewed",
+            "augmentation.of='None'",
+            "(4, 1, 8, 8) or (4, copies, 1, 8, 8) for 4 images, not a",
+        ),
+        ("augmentation", "Viewed", "augmentation.of='images[:2]'", "for 4 images, not one of shape (2, 1, 8, 8)"),
+        (
+            "augmentation",
+            "Viewed",
+            "augmentation.of='images.mul_(0.5)'",
+            "its views() changes the images that it is given",
+        ),
+        (
+            "augmentation",
+            "Viewed",
+            "augmentation.of='images*torch.rand(1)'",
+            "draws from elsewhere than the generator that",
+        ),
+        (
+            "noise",
+            "Forgetful",
+            "noise.step=1.0",
+            "expected draw() to return the tensor that it is given, not a NoneType",
+        ),
+        ("clip", "Factorless", "clip.factor=1", "a tensor of the norms' shape (1, 16), not a NoneType"),
+        ("threshold", "Bare", "threshold.of='()'", None),
+        (
+            "threshold",
+            "Bare",
+            "threshold.of='[]'",
+            "expected beside, a property, to be a tuple of Part(name, noise_multiplier)",
+        ),
+        ("threshold", "Bare", "threshold.of='(1,2)'", "expected beside, a property, to be a tuple of Part(name,"),
+        ("threshold", "Bare", "threshold.of='Part(1,2)'", "expected beside, a property, to be a tuple of Part(name,"),
+        ("threshold", "Called", "threshold.of=x", "expected beside, a property, to be a tuple of Part(name,"),
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Drawn", "noise.wrong='source.fill(out)'", None),
         ("noise", "Drawn", "noise.wrong='2*source.fill(out)'", None),
@@ -299,7 +389,7 @@ def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group
         with pytest.raises(UserError) as caught:
             compose_each([line], [tmp_path])
         assert expected in str(caught.value)
-        if "shape" in expected or "lacks" in expected:
+        if "norms' shape" in expected or "lacks" in expected:
             with pytest.raises(UserError):
                 compose_each([[*line, "eps=inf"]], [tmp_path])
         else:

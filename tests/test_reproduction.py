@@ -634,11 +634,14 @@ def test_a_folder_of_options_may_stand_anywhere(tmp_path):
         ("launcher=a b", "launcher=a b: expected the name of a launcher"),
         ("artefact=a-b", "artefact=a-b: expected names, separated by commas"),
         ("results_dir=", "results_dir='': expected the name of a folder"),
+        ("smoke=true plan=true", "plan=true: expected no such key beside smoke=true, which tries a few steps here"),
+        ("budget=1s smoke=true", "budget=1s: expected no such key beside smoke=true"),
+        ("-cd tests -cd conf", "-cd conf: expected once"),
     ],
 )
 def test_bad_arguments_are_refused_in_a_sentence(typed, says):
     with pytest.raises(UserError) as caught:
-        parse([typed])
+        parse([typed] if typed.startswith("launcher") else typed.split())
     assert str(caught.value).startswith(says)
 
 

@@ -110,6 +110,8 @@ class _Reader:
         require(bool(cells) or not trained, "rows", None, "cells of what is trained")
         claims = [self._claim(index, claim) for index, claim in enumerate(content.get("claims") or [])]
         readings = {str(key): str(text) for key, text in self._mapping(content.get("readings"), "readings").items()}
+        deviations = content.get("deviations") or []
+        require(isinstance(deviations, list), "deviations", deviations, "a list of sentences")
         artefact = Artefact(
             paper=self.path.parent.name,
             name=self.path.stem,
@@ -122,7 +124,7 @@ class _Reader:
             cells=cells,
             printed=any(cell.printed is not None for cell in cells),
             claims=tuple(claims),
-            deviations=tuple(str(line) for line in content.get("deviations") or []),
+            deviations=tuple(str(line) for line in deviations),
             readings=readings,
             draw=self._draw(trained),
         )

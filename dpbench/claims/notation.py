@@ -43,6 +43,7 @@ class Printed:
 
 def parse_overrides(text: str, field: str) -> Overrides:
     """Overrides in one line, ``algo=disk eps=8``, by key. Several values of a key (``eps=1,2``) are a search."""
+    require(isinstance(text, str), field, text, "settings in one line, such as algo=disk eps=8")
     found: Overrides = {}
     for word in text.split():
         match = SETTING.fullmatch(word)

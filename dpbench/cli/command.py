@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,13 +83,23 @@ def _plain_warnings(errors: Console) -> Iterator[None]:
         warnings.showwarning = show
 
 
+class _Once(Action):
+    """An option of which the last value would count, were several typed."""
+
+    @override
+    def __call__(self, parser: ArgumentParser, options: Namespace, value: Any, option: str | None = None) -> None:
+        if getattr(options, self.dest) is not None:
+            parser.error(f"{option} {value}: expected once")
+        setattr(options, self.dest, value)
+
+
 class OverridesParser(ArgumentParser):
     """Takes overrides and -cd, and what is added to it."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False)
         self.add_argument("overrides", nargs="*")
-        self.add_argument("-cd", "--config-dir", type=Path)
+        self.add_argument("-cd", "--config-dir", type=Path, action=_Once)
 
     @override
     def error(self, message: str) -> NoReturn:

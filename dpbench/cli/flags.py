@@ -37,6 +37,8 @@ def parse(typed: Sequence[str]) -> Namespace:
         raise UserError(
             f"--experimental-rerun {options.experimental_rerun}: a run goes on when its command is typed again"
         )
+    if sum(word == "-cd" or word.partition("=")[0] == "--config-dir" for word in typed) > 1:
+        raise UserError(f"-cd {options.config_dir}: expected once")
     if options.config_dir and not Path(options.config_dir).is_dir():
         raise UserError(f"-cd {options.config_dir}: no such folder")
     printing = {"--cfg": options.cfg, "--info": options.info, "-sc": options.shell_completion}

@@ -29,7 +29,7 @@ from dpbench.config.files import (
 )
 from dpbench.config.identity import name_of
 from dpbench.config.messages import GROUPS, explain, no_such_setting, unknown_setting
-from dpbench.config.own import SEARCHED, contracts, find_own_stages, place
+from dpbench.config.own import SEARCHED, contracts, find_own_stages, names_no_class, place
 from dpbench.config.registry import register
 from dpbench.config.schema import RunConfig
 from dpbench.config.unread import refuse_unread, unread
@@ -103,6 +103,14 @@ def load(composed: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     Raises:
         UserError: a value is wrong; the message names the setting as the user would type it.
     """
+    kinds = {group: OmegaConf.get_type(composed, group) or dict for group in contracts()}
+    for group, kind in kinds.items():
+        if names_no_class(group, kind):
+            raise UserError(
+                f"its file names no class; its defaults need the line - /schema/{group}@_here_: <module>.<Class>",
+                field=group,
+                value=choices.get(group),
+            )
     try:
         config = cast(RunConfig, OmegaConf.to_object(composed))
     except UserError as error:
@@ -110,8 +118,7 @@ def load(composed: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     except OmegaConfBaseException as error:
         raise _as_typed(explain(error, [f"{group}={option}" for group, option in choices.items()]), composed) from error
     except Exception as error:
-        kinds = [OmegaConf.get_type(composed, group) or dict for group in contracts()]
-        if where := place(error, kinds):
+        if where := place(error, kinds.values()):
             raise UserError(f"{where}: {type(error).__name__}: {error}") from error
         raise
     _refuse_extra_keys(config, "")
@@ -153,7 +160,7 @@ def quoted(override: str) -> str:
     if key in PATHS:
         return f"{key}={in_grammar(value)}"
     if key == "delta" and "^" in value:
-        return "delta=" + ",".join(f"'{part}'" for part in value.split(","))
+        return "delta=" + ",".join(f"'{part}'" if "^" in part else part for part in value.split(","))
     return override
 
 

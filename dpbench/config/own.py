@@ -104,6 +104,11 @@ def own_stage(group: str, module: str, name: str) -> type:
     return kind
 
 
+def names_no_class(group: str, kind: type) -> bool:
+    """Whether a stage is of the contract itself, which leaves something to those who extend it."""
+    return kind is contracts()[group] and any(_is_abstract(getattr(kind, name)) for name in dir(kind))
+
+
 def _is_abstract(member: object) -> bool:
     """Whether a method or property is one that a contract leaves to those who extend it."""
     function = member.fget if isinstance(member, property) else member

@@ -59,8 +59,7 @@ def check(config: RunConfig) -> None:
             _one_by_one(config.clip, threshold)
             _forgotten(config.clip, threshold)
     if is_own(type(config.threshold)):
-        for part in config.threshold.beside:
-            _beside(config.threshold, part)
+        _beside(config.threshold)
         _released(config.threshold, config.steps)
     if is_own(type(config.noise)):
         for step in range(config.steps):
@@ -93,22 +92,44 @@ def _views(augmentation: Augmentation, shape: Sequence[int]) -> None:
     """An image in views of others, as mixup puts it there, or of a later batch, changes their gradients."""
     images = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     others = torch.cat([images.new_zeros(1, *shape), images[1:]])
-    tried = deepcopy(augmentation)
-    first, of_others, again = (
-        one.views(batch, torch.Generator().manual_seed(0))[1:]
-        for one, batch in ((tried, images), (tried, others), (tried, images))
-    )
-    if not torch.allclose(first, of_others, rtol=ROUNDING, atol=ROUNDING):
-        what = "which others are in the batch"
-    elif not torch.allclose(first, again, rtol=ROUNDING, atol=ROUNDING):
+    tried, name = deepcopy(augmentation), type(augmentation).__name__
+
+    def views(batch: Tensor, seed: int) -> Tensor:
+        torch.manual_seed(seed)  # of the generator that is not to be drawn from
+        given = batch.clone()
+        found: object = tried.views(given, torch.Generator().manual_seed(0))
+        if not isinstance(found, Tensor) or found.shape[:1] != (4,) or found.shape[-3:] != tuple(shape):
+            each = ", ".join(map(str, shape))
+            message = f"expected views() to return a tensor of shape (4, {each}) or (4, copies, {each})"
+            raise UserError(f"{message} for 4 images, not {_told(found)}", field="augmentation", value=name)
+        if not torch.equal(given, batch):
+            raise UserError("its views() changes the images that it is given", field="augmentation", value=name)
+        return found[1:].clone()
+
+    def same(one: Tensor, other: Tensor) -> bool:
+        return one.shape == other.shape and torch.allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
+
+    with torch.random.fork_rng(devices=[]):
+        first, of_others, again, elsewhere = views(images, 0), views(others, 0), views(images, 0), views(images, 1)
+    if not same(first, again):
         what = "batches before"
+    elif not same(first, of_others):
+        what = "which others are in the batch"
+    elif not same(first, elsewhere):
+        message = "its views() draws from elsewhere than the generator that it is given, which checkpoints carry"
+        raise UserError(message, field="augmentation", value=name)
     else:
         return
     message = (
         f"the views of an image depend on {what}, so that a sample changes sums by more than its own term, on which "
         "eps rests"
     )
-    raise UserError(message, field="augmentation", value=type(augmentation).__name__)
+    raise UserError(message, field="augmentation", value=name)
+
+
+def _told(found: object) -> str:
+    """What was returned in the place of a tensor of some shape."""
+    return f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
 
 
 def _bound(clip: Clip, threshold: float) -> None:
@@ -155,20 +176,26 @@ def _forgotten(clip: Clip, threshold: float) -> None:
 
 def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
     try:
-        factors = deepcopy(clip).factors(norms, threshold)
+        factors: object = deepcopy(clip).factors(norms, threshold)
     except NotImplementedError as error:
         name = type(clip).__name__
         raise UserError("it lacks factors, or _factors of one group", field="clip", value=name) from error
-    if factors.shape != norms.shape:
-        message = f"expected factors of the norms' shape {tuple(norms.shape)}, not {tuple(factors.shape)}"
+    if not isinstance(factors, Tensor) or factors.shape != norms.shape:
+        message = f"expected factors, a tensor of the norms' shape {tuple(norms.shape)}, not {_told(factors)}"
         raise UserError(message, field="clip", value=type(clip).__name__)
     return factors
 
 
-def _beside(threshold: Threshold, part: Part) -> None:
-    if not 0 < part.noise_multiplier < math.inf:
-        message = f"expected a finite noise multiplier > 0 of its {part.name}, not {part.noise_multiplier:g}"
-        raise UserError(message, field="threshold", value=type(threshold).__name__)
+def _beside(threshold: Threshold) -> None:
+    parts: object = threshold.beside
+    name = type(threshold).__name__
+    if not isinstance(parts, tuple) or not all(isinstance(part, Part) for part in parts):
+        message = "expected beside, a property, to be a tuple of Part(name, noise_multiplier)"
+        raise UserError(message, field="threshold", value=name)
+    for part in parts:
+        if not 0 < part.noise_multiplier < math.inf:
+            message = f"expected a finite noise multiplier > 0 of its {part.name}, not {part.noise_multiplier:g}"
+            raise UserError(message, field="threshold", value=name)
 
 
 class _Counting(SeededGaussian):
@@ -234,7 +261,14 @@ def _scale(noise: Noise, scale: object, step: int) -> None:
 def _drawn(noise: Noise) -> None:
     """Noise that the account takes for independent numbers, of one step and of several, of deviation 1 at scale 1."""
     tried, source = deepcopy(noise), SeededGaussian(torch.Generator().manual_seed(0))
-    steps = torch.stack([tried.draw(torch.empty(DRAWN), source).clone() for _ in range(DRAWN_STEPS)]).double()
+    drawn = []
+    for _ in range(DRAWN_STEPS):
+        found: object = tried.draw(torch.empty(DRAWN), source)
+        if not isinstance(found, Tensor) or found.shape != (DRAWN,):
+            message = f"expected draw() to return the tensor that it is given, not {_told(found)}"
+            raise UserError(message, field="noise", value=type(noise).__name__)
+        drawn.append(found.clone())
+    steps = torch.stack(drawn).double()
     least = float(steps.square().mean(1).sqrt().min())
     between = float(steps.corrcoef().triu(1).abs().max())
     halves = [torch.stack(pair) for step in steps for pair in (step.chunk(2), (step[::2], step[1::2]))]

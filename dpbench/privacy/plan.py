@@ -14,6 +14,8 @@ from dpbench.privacy.sampling import POISSON, Scheme
 
 # Noise below this counts as none, which is valid: its inverse square may be no float.
 LEAST_NOISE = 1e-150
+# Of the inverse of a sampling rate, which is mostly a whole number.
+ROUNDING = 1e-6
 
 
 class Part(NamedTuple):
@@ -87,6 +89,12 @@ class Plan:
             require(0 < rate <= 1, "sampling_rate", rate, "a share of the data, above 0 and at most 1")
         if self.scheme.passes and self.epoch < 1:
             raise ValueError(f"{self.scheme.name}: the plan needs the number of releases in an epoch")
+        for rate in {run.release.sampling_rate for run in self.runs} if self.scheme.passes else ():
+            # An epoch of more releases would have a sample take part less often than it does.
+            most = math.ceil(1 / rate - ROUNDING)
+            require(
+                self.epoch <= most, "epoch", self.epoch, f"at most the {most} releases in which all samples are used"
+            )
         if self.correlation is not None and not self.correlation.covers(self.scheme):
             raise ValueError(f"{self.scheme.name}: no bound on where a sample takes part in correlated noise")
 

@@ -102,6 +102,9 @@ def parse(typed: Sequence[str]) -> Arguments:
             known = ", ".join((*OWN, *(f"{name}*" if name.endswith(".") else name for name in PASSED_ON)))
             raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
+    smoke = _flag(given, "smoke")
+    for key in ("budget", "plan", "retry", "launcher") if smoke else ():
+        require(key not in given, key, given.get(key), "no such key beside smoke=true, which tries a few steps here")
     papers = _names(given["paper"], "paper") if "paper" in given else ()
     for paper in papers:
         require(paper in SECTIONS, "paper", paper, f"one of {', '.join(SECTIONS)}")
@@ -118,7 +121,7 @@ def parse(typed: Sequence[str]) -> Arguments:
         retry=_flag(given, "retry"),
         launcher=launcher,
         launcher_settings=of_launcher,
-        smoke=_flag(given, "smoke"),
+        smoke=smoke,
         results_dir=_folder(given.get("results_dir", "results"), "results_dir"),
         claims=_folder(given.get("claims", str(conf_folder() / "paper")), "claims"),
         passed_on=tuple(f"{key}={value}" for key, value in given.items() if _passed_on(key)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -49,6 +50,41 @@ def _settings(record: Recorded, hash_of: Callable[[Mapping[str, Any]], str]) -> 
         return
     if found != digest:
         yield f"config.yaml is of the hash {found}"
+        return
+    yield from _budget(record)
+
+
+def _budget(record: Recorded) -> Iterator[str]:
+    """Whether ledger and summary are of the settings; these are such as a run can have."""
+    from dpbench.config.rules import delta_of  # takes seconds to import
+
+    settings, ledger, summary = record.settings, record.ledger, record.summary
+    size, given = settings["dataset"]["train_size"], settings["privacy"]["noise_multiplier"]
+    rate = None if size is None else settings["batch_size"] / size
+    asked = {
+        "target_eps": settings["eps"],
+        "delta": None if size is None else delta_of(settings["delta"], size),
+        "sampling_rate": rate,
+        "sampler": settings["privacy"]["sampler"],
+        "noise_multiplier": given,
+        "algorithm": settings["algo"]["name"],
+        "dataset": settings["dataset"]["name"],
+        "model": settings["model"]["name"],
+    }
+    for name, content in (("ledger.json", ledger), ("summary.json", summary)):
+        for key, value in asked.items():
+            if value is not None and content.get(key) is not None and not _equal(content[key], value):
+                yield f"{name} has {key} {content[key]}, config.yaml {value}"
+    rates = {entry["sampling_rate"] for entry in ledger.get("releases", ())}
+    if rate is not None and not all(_equal(one, rate) for one in rates):
+        yield f"ledger.json has sampling rates {', '.join(map(str, sorted(rates)))}, config.yaml {rate}"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two entries are equal; numbers, which JSON may have as words, to rounding."""
+    if isinstance(other, str):
+        return bool(one == other)
+    return math.isclose(float(one), float(other), rel_tol=1e-9)
 
 
 def _ledger(record: Recorded) -> Iterator[str]:
@@ -60,8 +96,13 @@ def _ledger(record: Recorded) -> Iterator[str]:
     if steps is not None and steps != made:
         yield f"summary.json has {steps} steps, ledger.json {made} releases"
     spent, target = ledger.get("eps"), ledger.get("target_eps")
-    if summary.get("eps") is not None and summary["eps"] != spent:
-        yield f"summary.json has eps {summary['eps']}, ledger.json {spent}"
+    for key in ("eps", "target_eps", "delta", "accountant", "sampler"):
+        if summary.get(key) is not None and summary[key] != ledger.get(key):
+            yield f"summary.json has {key} {summary[key]}, ledger.json {ledger.get(key)}"
+    multipliers = {one for entry in ledger["releases"] for one in entry["noise_multipliers"]}
+    constant = record.settings.get("noise", {}).get("kind") == "ConstantNoise" and len(multipliers) == 1
+    if constant and summary.get("noise_multiplier") is not None and summary["noise_multiplier"] not in multipliers:
+        yield f"summary.json has noise_multiplier {summary['noise_multiplier']}, ledger.json {multipliers.pop()}"
     # A publication's own arithmetic may allow for more; then its eps is the one that was to be kept.
     allowed = ledger["published_eps"] if ledger.get("published_eps") is not None else spent
     if allowed is not None and target is not None and float(allowed) > float(target) * (1 + ROUNDING):
@@ -79,6 +120,9 @@ def _of_finished(record: Recorded) -> Iterator[str]:
     steps = [int(line.get("step", -1)) for line in lines]
     if any(later <= earlier for earlier, later in pairwise((-1, *steps))):
         yield "metrics.jsonl has steps that do not grow"
+    best = summary["test_accuracy"].get("best")
+    if best is not None and float(best) < float(summary["test_accuracy"]["final"]):
+        yield f"summary.json has a best accuracy of {best}, below the last one"
     last, final = lines[-1].get("test_accuracy") if lines else None, summary["test_accuracy"]["final"]
     if lines and last != final:
         yield f"metrics.jsonl ends with accuracy {last}, summary.json has {final}"
