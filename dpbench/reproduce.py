@@ -94,7 +94,7 @@ def _reproduce(
         errors.print(GOES_ON, style="yellow")
     _print_outcome(launch, left, planner)
     # All of them, whichever were asked for: scorecard and page show them side by side.
-    grids = [build_grid(artefact, planner.evidence) for artefact in load_all(arguments.claims)]
+    grids = [build_grid(artefact, planner.evidence, arguments.own_places) for artefact in load_all(arguments.claims)]
     if write_output(grids, arguments.results_dir, console.print):
         log_output(config.tracker, arguments.results_dir, grids, errors.print)
     console.print(f"Written: {arguments.results_dir / 'index.html'}, scorecard.md, and a folder for each paper.")

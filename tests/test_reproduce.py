@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from cli import Outcome, environment, forget_logging, records
 from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
+from markupsafe import escape
 
 from dpbench import reproduce
 from dpbench.files import read_json
@@ -88,6 +91,21 @@ def test_a_budget_ends_and_says_what_would_be_next(tmp_path):
     assert finished(outcome.results) == {}
     assert "8 runs did not fit into the budget. Next is adp/table_1, method " in outcome.out
     assert "budget=1m is enough for one." in outcome.out
+
+
+def test_commands_on_pages_of_ones_own_claims_say_where_these_are(tmp_path, monkeypatch, capsys):
+    claims(tmp_path, table_1=TABLE)
+    options = tmp_path / "my options"
+    options.mkdir()
+    monkeypatch.chdir(tmp_path)
+    outcome = run(tmp_path, "-cd", str(options), "budget=1s")
+    places = f"-cd 'my options' claims={tmp_path / 'claims'} results_dir={tmp_path / 'results'}"
+    (line,) = re.findall(r"^    (python .*)$", (outcome.results / "adp/table_1.md").read_text(), re.MULTILINE)
+    assert line == f"python -m dpbench.reproduce paper=adp artefact=table_1 {places}"
+    assert f"`python -m dpbench.reproduce {places}` runs what" in (outcome.results / "scorecard.md").read_text()
+    assert str(escape(f"python -m dpbench.reproduce {places}")) in (outcome.results / "index.html").read_text()
+    assert reproduce.main([*shlex.split(line)[3:], "plan=true", *ALWAYS[1:]]) == 0
+    assert "What can be run here: 8 runs" in capsys.readouterr().out
 
 
 def test_what_is_not_here_is_named_once(tmp_path):

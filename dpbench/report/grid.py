@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from dpbench.claims.notation import Labels, number
 from dpbench.claims.verdict import cleared
 from dpbench.report.selection import selection_of
 from dpbench.wording import NOTHING
+
+COMMAND = ("python", "-m", "dpbench.reproduce")
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,8 @@ class Entry(JudgedCell):
         """Which eps was really spent, where that is more than the one asked for or unknown; None where it isn't."""
         over = [eps for part in self.parts for eps in part.overspent.values()]
         told = [f"spends eps {max(over):.4g}"] if over else []
+        searches = [eps for part in self.parts for eps in part.search_overspent.values()]
+        told += [f"all runs of the search spend eps {max(searches):.4g}"] if searches else []
         told += ["eps not proven"] * any(part.unproven for part in self.parts)
         return ", ".join(told) or None
 
@@ -118,6 +123,7 @@ class Grid:
         entries: by labels of row and column; places that the artefact lacks are missing.
         judgement: all findings.
         computed: numbers, panels and remarks of a computed artefact; None where it is trained or not computed yet.
+        options: words of the command beside the artefact: where claims, records and options of one's own lie.
     """
 
     artefact: Artefact
@@ -126,6 +132,7 @@ class Grid:
     entries: Mapping[tuple[Labels, Labels], Entry]
     judgement: Judgement
     computed: Computed | None
+    options: tuple[str, ...] = ()
 
     @property
     def row_axes(self) -> Labels:
@@ -190,7 +197,8 @@ class Grid:
     @property
     def command(self) -> str:
         """What reproduces the artefact."""
-        return f"python -m dpbench.reproduce paper={self.artefact.paper} artefact={self.artefact.name}"
+        asked = (f"paper={self.artefact.paper}", f"artefact={self.artefact.name}")
+        return shlex.join((*COMMAND, *asked, *self.options))
 
     @property
     def open(self) -> int:
@@ -198,8 +206,19 @@ class Grid:
         return sum(finding.outcome in (Outcome.NOT_RUN, Outcome.TOO_FEW_SEEDS) for finding in self.findings)
 
 
-def build_grid(artefact: Artefact, evidence: Evidence) -> Grid:
-    """Everything to show about an artefact, from the records as they are now."""
+def command_of_all(grids: Sequence[Grid]) -> str:
+    """What runs whatever is missing, and writes all of it anew."""
+    return shlex.join((*COMMAND, *(grids[0].options if grids else ())))
+
+
+def build_grid(artefact: Artefact, evidence: Evidence, options: tuple[str, ...] = ()) -> Grid:
+    """Everything to show about an artefact, from the records as they are now.
+
+    Args:
+        artefact: what the paper has.
+        evidence: the records.
+        options: see `Grid`.
+    """
     judgement = examine(artefact, evidence)
     entries = {
         (judged.cell.row, judged.cell.column): Entry(judged.cell, judged.parts, judged.finding)
@@ -212,6 +231,7 @@ def build_grid(artefact: Artefact, evidence: Evidence) -> Grid:
         entries=entries,
         judgement=judgement,
         computed=read_computed(path_of(evidence.results_dir, artefact.paper, artefact.name)),
+        options=options,
     )
 
 

@@ -14,7 +14,7 @@ from dpbench.claims import SECTIONS
 from dpbench.config import conf_folder
 from dpbench.privacy.guarantee import NOT_COUNTED
 from dpbench.privacy.tail import LONGER_SINCE
-from dpbench.report.grid import Grid, runs_behind, scorecard
+from dpbench.report.grid import Grid, command_of_all, runs_behind, scorecard
 from dpbench.report.layout import metric_name, place_of
 from dpbench.report.method_pages import method_pages
 from dpbench.report.outcomes import LOOKS
@@ -47,6 +47,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
     return template.render(
         papers=[paper for paper in papers if paper.artefacts],
         overall=scorecard(grids),
+        command=command_of_all(grids),
         repeated=repeated(grids),
         looks=LOOKS,
         behind=behind,

@@ -13,7 +13,7 @@ from typing import Any
 from dpbench.claims import SECTIONS, Kind, Outcome, Scorecard
 from dpbench.claims.needs import cost
 from dpbench.markdown import table
-from dpbench.report.grid import Grid, runs_behind, scorecard
+from dpbench.report.grid import Grid, command_of_all, runs_behind, scorecard
 from dpbench.report.layout import heading_of
 from dpbench.report.outcomes import LOOKS
 from dpbench.tracking.reading import Recorded
@@ -23,7 +23,6 @@ from dpbench.wording import number_of
 AGREES = (Outcome.REPRODUCED, Outcome.ORDER_HOLDS)
 COMPARED = (*AGREES, Outcome.ABOVE, Outcome.BELOW, Outcome.ORDER_FAILS, Outcome.ORDER_OPEN, Outcome.ACCOUNTING_DIFFERS)
 OWN = "dpbench's own claims"
-COMMAND = "python -m dpbench.reproduce"
 
 
 def as_markdown(grids: Sequence[Grid]) -> str:
@@ -43,10 +42,11 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
     yield "# Scorecard"
     yield ""
+    tables = f"{len(card.artefacts)} {'table or figure' if len(card.artefacts) == 1 else 'tables and figures'}"
     yield (
-        f"Of {len(claims.findings)} claims in {len(card.artefacts)} tables and figures {len(compared)} have been "
-        f"compared with numbers of ours; {agrees} of these are reproduced or hold, {by_training} by training and "
-        f"{agrees - by_training} by computing. {claims.counts.get(Outcome.NOT_RUN, 0)} have not been run."
+        f"Of {len(claims.findings)} claims in {tables} {len(compared)} have been compared with numbers of ours; "
+        f"{agrees} of these are reproduced or hold, {by_training} by training and {agrees - by_training} by "
+        f"computing. {claims.counts.get(Outcome.NOT_RUN, 0)} have not been run."
     )
     own = [finding.outcome for finding in card.own.findings if finding.outcome in COMPARED]
     if own:
@@ -86,7 +86,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     yield ""
     yield from (f"- *{outcome}*: {look.meaning}." for outcome, look in LOOKS.items())
     yield ""
-    yield f"The rules in full are in docs/reproducing.md. `{COMMAND}` runs what is missing and writes this page."
+    command = command_of_all(grids)
+    yield f"The rules in full are in docs/reproducing.md. `{command}` runs what is missing and writes this page."
     yield ""
 
 

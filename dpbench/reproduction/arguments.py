@@ -83,6 +83,16 @@ class Arguments:
     passed_on: tuple[str, ...] = ()
     config_dirs: tuple[Path, ...] = ()
 
+    @property
+    def own_places(self) -> tuple[str, ...]:
+        """Words that say where claims, records and options lie, as far as they are not the project's."""
+        places = [word for folder in self.config_dirs for word in ("-cd", _as_typed(folder))]
+        if self.claims != conf_folder() / "paper":
+            places.append(f"claims={self.claims}")
+        if self.results_dir != Path("results"):
+            places.append(f"results_dir={self.results_dir}")
+        return tuple(places)
+
 
 def parse(typed: Sequence[str]) -> Arguments:
     """The arguments of a command line; reads no file.
@@ -160,3 +170,8 @@ def _flag(given: dict[str, str], key: str) -> bool:
 def _folder(value: str, field: str) -> Path:
     require(bool(value), field, "''", "the name of a folder")
     return Path(value).expanduser()
+
+
+def _as_typed(folder: Path) -> str:
+    """A folder from where the command was typed, if it lies below."""
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
