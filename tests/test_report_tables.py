@@ -97,6 +97,13 @@ def test_a_difference_of_runs_that_overspent_tells_the_largest_eps(world, new, o
     assert gain.remark == "spends eps 2.5"
 
 
+def test_a_search_that_overspent_says_so_beside_its_number(world):
+    world.runs(NEW, 60.0, 60.0, 60.0)
+    artefact, place = world.artefact(), grid_of(world).at(("new",), ("1",)).cell.place
+    write_computed(path_of(world.results, artefact.paper, artefact.name), Computed(spent={place: 1.7}), {})
+    assert grid_of(world).at(("new",), ("1",)).remark == "all runs of the search spend eps 1.7"
+
+
 @pytest.mark.parametrize(("eps", "remark"), [(1.0, "eps not proven"), (1.7, "spends eps 1.7, eps not proven")])
 def test_a_number_whose_eps_is_not_proven_says_so(world, eps, remark):
     world.runs(NEW, 60.0, 60.0, 60.0, eps=eps, private=False)
