@@ -69,6 +69,7 @@ def copied(tmp_path, monkeypatch) -> Path:
 def test_an_algorithm_without_an_entry_is_named_with_what_to_do(copied, capsys):
     (copied / "source" / "doppler.yaml").unlink()
     assert main([f"docs={copied}"]) == 2
+    assert main([f"docs={copied / 'nowhere'}"]) == 2
     assert capsys.readouterr().err.startswith(
         "error: algo=doppler: has no entry; write its title, sources, equation, symbols and deviations into "
         "docs/methods/source/doppler.yaml"

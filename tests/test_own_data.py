@@ -509,6 +509,10 @@ def described(folder, model):
     [
         ("defaults:\n  - digits\n  - _self_\nbatch_size: 50\n", "dataset/mine.yaml lacks the line # @package _global_"),
         (
+            "defaults:\n  - digits\n  - override /model: mlp\n  - _self_\ndataset:\n  name: mine\n",
+            "dataset/mine.yaml lacks the line # @package _global_",
+        ),
+        (
             "defaults:\n  - /schema/dataset@dataset: table\n  - _self_\ndataset:\n  name: mine\n",
             "dataset/mine.yaml lacks the line # @package _global_",
         ),
@@ -517,7 +521,10 @@ def described(folder, model):
             "dataset/mine.yaml: /schema/dataset: tabel: expected one of images, table, text, or <module>.<Class>; "
             "did you mean table?",
         ),
-        ("name: mine\n", "optim.lr: it takes its value from dataset.suggested.lr.sgd, which nothing sets; set one"),
+        (
+            "name: mine\n",
+            "dataset=mine: its file names no class; its defaults need a line such as - /schema/dataset@dataset: ",
+        ),
     ],
 )
 def test_a_slip_in_the_file_of_a_data_set_is_one_line(tmp_path, content, says):

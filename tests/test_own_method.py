@@ -215,7 +215,8 @@ def test_a_file_that_names_no_class_of_a_stage_is_refused(tmp_path, group):
     outcome = run(tmp_path, "-cd", str(tmp_path / "conf"), f"{group}=empty", settings=())
     assert outcome.code == 2
     assert outcome.error() == (
-        f"{group}=empty: its file names no class; its defaults need the line - /schema/{group}@_here_: <module>.<Class>"
+        f"{group}=empty: its file names no class; "
+        f"its defaults need a line such as - /schema/{group}@_here_: <module>.<Class>"
     )
 
 
@@ -254,6 +255,10 @@ SLIPS = {
     "a group that is not there": (
         PACKAGE + "defaults:\n  - override /filtr: momentum\n  - _self_\n" + NAMED,
         "algo/mine.yaml: there is no group filtr to override; did you mean filter?",
+    ),
+    "a group that is not named from the top": (
+        PACKAGE + "defaults:\n  - override filter: momentum\n  - _self_\n" + NAMED,
+        "algo/mine.yaml: filter is overridden under its name from the top, - override /filter: ...",
     ),
     "comments alone": ("# A method of mine.\n", UNNAMED),
     "nothing": ("", UNNAMED),

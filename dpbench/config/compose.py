@@ -106,11 +106,11 @@ def load(composed: DictConfig, choices: Mapping[str, str]) -> RunConfig:
     kinds = {group: OmegaConf.get_type(composed, group) or dict for group in contracts()}
     for group, kind in kinds.items():
         if names_no_class(group, kind):
-            raise UserError(
-                f"its file names no class; its defaults need the line - /schema/{group}@_here_: <module>.<Class>",
-                field=group,
-                value=choices.get(group),
+            line = (
+                "/schema/dataset@dataset: table" if group == "dataset" else f"/schema/{group}@_here_: <module>.<Class>"
             )
+            message = f"its file names no class; its defaults need a line such as - {line}"
+            raise UserError(message, field=group, value=choices.get(group))
     try:
         config = cast(RunConfig, OmegaConf.to_object(composed))
     except UserError as error:

@@ -146,8 +146,11 @@ def _wrong_file(text: str, overrides: Sequence[str], option: str | None) -> User
         if option and option.startswith(f"{group}/") and rest.partition(".")[0] in OF_A_RUN:
             return lacks
         return _set_by_a_file(match["key"], match["schema"])
-    if option and re.match(r"Could not override '\S+@algo\.", text):
+    if option and re.match(r"Could not override '\S+@(algo|dataset)\.", text):
         return lacks
+    if option and (match := re.match(r"Could not override '(algo|dataset)/(?P<group>\w+)@(?P=group)'", text)):
+        group = match["group"]
+        return UserError(f"{option}.yaml: {group} is overridden under its name from the top, - override /{group}: ...")
     if option and (match := re.match(r"Invalid type assigned: \w+ is not a subclass of Dict.*value: (?P<v>.*)", text)):
         return UserError(f"{option}.yaml: expected lines such as key: value, not {match['v']}")
     return None

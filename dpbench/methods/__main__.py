@@ -9,7 +9,7 @@ from pathlib import Path
 from dpbench.cli.command import OK, run_command
 from dpbench.config import conf_folder
 from dpbench.console import make_console
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 from dpbench.methods import write
 
 HELP = """\
@@ -35,6 +35,7 @@ def _main(words: list[str]) -> int:
         if key != "docs" or not value:
             raise UserError(f"{word}: expected docs=FOLDER, the one setting there is")
         docs = Path(value)
+        require((docs / "source").is_dir(), "docs", value, "a folder that has a folder source")
     make_console().print("\n".join(map(str, write(docs))) or "all pages are up to date")
     return OK
 
