@@ -3,8 +3,10 @@
 import pytest
 from cli import PLAIN, read, records, run, status, write_option
 
+from dpbench.audit.__main__ import main as audit
 from dpbench.config import compose_each
 from dpbench.errors import UserError
+from dpbench.run import main as dpbench_run
 
 PROMISES = """\
 import math
@@ -540,3 +542,24 @@ def test_a_threshold_that_no_noise_can_be_made_for_stops_the_run(tmp_path, last)
     (record,) = records(tmp_path / "results")
     assert f"expected thresholds from 1e-15 to 1e+15, not {float(last):g} at step 3" in outcome.err
     assert status(record) == "failed"
+
+
+BOOM = """\
+from dataclasses import dataclass
+from dpbench.models import Model
+
+
+@dataclass
+class Boom(Model):
+    def build(self, dataset):
+        raise ValueError("no such thing")
+"""
+
+
+@pytest.mark.parametrize("command", [dpbench_run, audit], ids=["plan", "audit"])
+def test_an_error_in_a_class_of_ones_own_is_told_by_its_place(tmp_path, command, capsys):
+    (tmp_path / "boom.py").write_text(BOOM)
+    write_option(tmp_path, "own", "boom.Boom", group="model")
+    typed = ["-cd", str(tmp_path), "model=own", f"results_dir={tmp_path / 'results'}", "device=cpu"]
+    assert command([*typed, *["plan=true"] * (command is dpbench_run)]) == 2
+    assert capsys.readouterr().err == "error: boom.py, line 8: ValueError: no such thing\n"

@@ -21,6 +21,7 @@ with starting(), uncollected():
     from dpbench.audit.settings import AuditSettings, audit_hash, compose
     from dpbench.cli.command import OverridesParser, run_command
     from dpbench.config import Job, config_hash, resolved
+    from dpbench.config.own import own_errors_placed
     from dpbench.console import make_console
     from dpbench.devices import choose_device, prepare_device
     from dpbench.errors import UserError
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(typed: list[str]) -> int:
     job, settings = _parsed(typed)
     try:
-        return _audit(job, settings)
+        with own_errors_placed(job.config):
+            return _audit(job, settings)
     except UserError:
         raise
     except Exception:  # 1 would say that it violates the claim

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dpbench.config import Job, RunConfig, config_hash
+from dpbench.config.own import own_errors_placed
 from dpbench.console import new_table
 from dpbench.devices import choose_device
 from dpbench.reproduction.available import Available, missing_weights
@@ -46,7 +47,8 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     total, guessed = 0.0, False
     for job, found in zip(jobs, budgets([job.config for job in jobs], console), strict=True):
         config = job.config
-        seconds, guess = _seconds(config)
+        with own_errors_placed(config):
+            seconds, guess = _seconds(config)
         taken, state = _standing(job)
         total += seconds * (1 - taken / config.steps)
         guessed = guessed or (guess and taken < config.steps)

@@ -6,7 +6,8 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,24 @@ def place(error: Exception, kinds: Iterable[type]) -> str:
     files = {getattr(sys.modules.get(module), "__file__", None) for module in own}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+
+
+def place_in(error: Exception, config: RunConfig) -> str:
+    """Where in the classes of a run an error was raised, see `place`."""
+    return place(error, [type(getattr(config, group)) for group in contracts()])
+
+
+@contextmanager
+def own_errors_placed(config: RunConfig) -> Iterator[None]:
+    """An error that a class of one's own raises is bad input, of that file and line; others leave as they are."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if where := place_in(error, config):
+            raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        raise
 
 
 def _refused(group: str, typed: str, message: str) -> UserError:

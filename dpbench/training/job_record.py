@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpbench.config import Job, RunConfig, config_hash, resolved
-from dpbench.config.own import contracts, place
+from dpbench.config.own import place_in
 from dpbench.devices import out_of_memory
 from dpbench.errors import UserError
 from dpbench.files import jsonable, read_json
@@ -59,5 +59,5 @@ def in_a_sentence(error: Exception, config: RunConfig) -> str:
         return said
     if out_of_memory(error):
         return f"memory ran out ({said}); choose a smaller model or micro_batch, or a device with more memory"
-    where = place(error, [type(getattr(config, group)) for group in contracts()])
+    where = place_in(error, config)
     return f"{type(error).__name__}: {said}" + (f" ({where})" if where else "")
