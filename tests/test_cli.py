@@ -114,6 +114,7 @@ BAD_INPUT = [
     ("optim.weight_decay=inf", "optim.weight_decay=inf", "a number from 0 to 1e+38"),
     ("optim.lr=1e308", "optim.lr=1e+308", "at most 1e+38"),
     ("algo.name=null", "algo.name=null", "the name under which its runs are recorded"),
+    ("model.name=", "model.name=''", "the name under which its runs are recorded"),
     ("algo=disk query.kappa=null", "query.kappa=null", "a number"),
     ("query=last_iterates query.length=null", "query.length=null", "a whole number"),
     ("algo=dp_pmlf algo.length=null", "algo.length=null", "a whole number"),

@@ -454,6 +454,7 @@ def test_what_are_no_logits_of_a_model_of_ones_own_stops_the_run(tmp_path, resul
         "        return eval(self.wrong)\n"
         "@dataclass\n"
         "class Wrong(Model):\n"
+        "    name: str = 'wrong'\n"
         "    wrong: str = ''\n"
         "    def build(self, dataset):\n"
         "        return Odd(self.wrong)\n"
@@ -474,6 +475,7 @@ def test_logits_of_too_few_classes_stop_the_run_in_words(tmp_path):
         "from dpbench.models.base import Model\n"
         "@dataclass\n"
         "class Narrow(Model):\n"
+        "    name: str = 'narrow'\n"
         "    logits: int = 10\n"
         "    def build(self, dataset):\n"
         "        return nn.Sequential(nn.Flatten(), nn.Linear(64, self.logits))\n"
@@ -493,6 +495,7 @@ def test_a_build_that_builds_nothing_is_refused(tmp_path, group, kind, base):
         f"from dpbench.{base}.base import {kind}\n"
         "@dataclass\n"
         f"class Empty({kind}):\n"
+        "    name: str = 'empty'\n"
         "    def build(self, of):\n"
         "        pass\n"
     )
@@ -551,6 +554,8 @@ from dpbench.models import Model
 
 @dataclass
 class Boom(Model):
+    name: str = "boom"
+
     def build(self, dataset):
         raise ValueError("no such thing")
 """
@@ -562,4 +567,4 @@ def test_an_error_in_a_class_of_ones_own_is_told_by_its_place(tmp_path, command,
     write_option(tmp_path, "own", "boom.Boom", group="model")
     typed = ["-cd", str(tmp_path), "model=own", f"results_dir={tmp_path / 'results'}", "device=cpu"]
     assert command([*typed, *["plan=true"] * (command is dpbench_run)]) == 2
-    assert capsys.readouterr().err == "error: boom.py, line 8: ValueError: no such thing\n"
+    assert capsys.readouterr().err == "error: boom.py, line 10: ValueError: no such thing\n"

@@ -42,6 +42,18 @@ CLAIMS: dict[str, set[str]] = {
     "trend": {"along", "ends", "rising", "of", "at", "printed"},
     "words": {"why"},
 }
+# What else than labels a claim may say, by key: its types, and what they are in words.
+_FLAG, _NUMBER = ((bool,), "true or false"), ((int, float), "a number")
+VALUES: dict[str, tuple[tuple[type, ...], str]] = {
+    "pairs": ((int,), "a whole number > 0"),
+    "margin": _NUMBER,
+    "within": _NUMBER,
+    "at_least": _FLAG,
+    "printed": _FLAG,
+    "own": _FLAG,
+    "rising": _FLAG,
+    "why": ((str,), "a text"),
+}
 
 
 def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
@@ -284,6 +296,8 @@ class _Reader:
         require(isinstance(says, str), f"{field}.says", says, "the claim in words")
         kind = "order" if "higher" in entries else "trend" if "along" in entries else "words"
         _known(entries, CLAIMS[kind], f"{field}.")
+        for key, (types, allowed) in VALUES.items():
+            require(key not in entries or type(entries[key]) in types, f"{field}.{key}", entries.get(key), allowed)
         try:
             return self._typed(kind, says, entries, field)
         except UserError as error:

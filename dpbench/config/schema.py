@@ -25,6 +25,7 @@ from dpbench.stage import Course
 
 PRECISIONS = ("float32", "bfloat16")
 DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+NAMED = "the name under which its runs are recorded"
 # Above this privacy loss distributions overflow, and nothing is promised anyway.
 LARGEST_EPS = 1e6
 # A plan lists the noise of every step; so many take a GB.
@@ -171,7 +172,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         name = self.algo.get("name")
-        require(isinstance(name, str) and bool(name), "algo.name", name, "the name under which its runs are recorded")
+        require(isinstance(name, str) and bool(name), "algo.name", name, NAMED)
+        require(bool(self.model.name), "model.name", "''", NAMED)
         require(self.eps > 0, "eps", self.eps, "a number > 0, or inf to train without noise")
         bounded = self.eps <= LARGEST_EPS or self.eps == math.inf
         require(bounded, "eps", self.eps, "at most 1e6, beyond which accounts overflow, or inf to train without noise")
