@@ -123,8 +123,11 @@ def _carry_out(arguments: Arguments, planner: Planner, launch: Launch) -> Left:
         left = carry_out(planner, budget, launch, together=arguments.launcher is not None)
         if not launch.elsewhere or time.monotonic() >= end:
             return left
-        for work in launch.come_back(end):
+        works, unbegun = launch.come_back(end)
+        for work in works:
             planner.note(work.batch)
+        for batch in unbegun:
+            planner.put_back(batch)
 
 
 def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:

@@ -182,6 +182,14 @@ def test_a_given_multiplier_is_stated_by_the_rule_and_spent_by_the_accountant():
     assert "accounting differs, eps=" in in_words(config, found)
 
 
+def test_what_is_not_certified_says_so_by_a_rule_of_a_publication_too():
+    config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "algo=dicesgd", "eps=2", "delta=1e-4"))
+    line = in_words(config, budget(config))
+    assert line.startswith("NOT CERTIFIED: ")
+    assert "accounting differs, eps=2 as published" in line
+    assert "delta=0.0001 (above 1/60000, which promises little)" in line
+
+
 def test_a_given_multiplier_by_which_the_rule_states_more_than_eps_is_refused():
     config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "eps=3", "privacy.noise_multiplier=1.0266"))
     told = r"spends eps=(4\.\d+|3\.99\d*) by the publication's rule, poisson_rdp, more than eps=3"

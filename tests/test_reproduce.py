@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from html import unescape
 from io import StringIO
 from pathlib import Path
 
@@ -106,6 +107,12 @@ def test_commands_on_pages_of_ones_own_claims_say_where_these_are(tmp_path, monk
     assert str(escape(f"python -m dpbench.reproduce {places}")) in (outcome.results / "index.html").read_text()
     assert reproduce.main([*shlex.split(line)[3:], "plan=true", *ALWAYS[1:]]) == 0
     assert "What can be run here: 8 runs" in capsys.readouterr().out
+    assert run(tmp_path, "-cd", str(options)).code == 0
+    page = unescape((outcome.results / "index.html").read_text())
+    commands = re.findall(r"<dt>Run it</dt><dd><code>(.*)</code>", page)
+    assert len(commands) == 4
+    where = f"-cd 'my options' results_dir={tmp_path / 'results'}"
+    assert all(command.startswith(f"python -m dpbench.run {where} ") for command in commands)
 
 
 def test_what_is_not_here_is_named_once(tmp_path):
@@ -156,9 +163,25 @@ def test_an_interrupted_command_still_says_what_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(launching, "execute", interrupted)
     outcome = run(tmp_path)
     assert outcome.code == 130
+    assert "2 runs ended, 0 failed." in outcome.out
     assert "Claims: " in outcome.out
     assert "interrupted; finished work is kept" in outcome.err
     assert len(finished(outcome.results)) == 2
+
+
+def test_an_interrupted_launcher_still_says_what_there_is(tmp_path, monkeypatch):
+    claims(tmp_path, table_1=TABLE)
+
+    def interrupted(launcher, lines):
+        carry(launcher, lines[:3])
+        raise KeyboardInterrupt
+
+    carry = Launcher.__call__
+    monkeypatch.setattr(Launcher, "__call__", interrupted)
+    outcome = run(tmp_path, "launcher=basic")
+    assert outcome.code == 130
+    assert "3 runs ended, 0 failed." in outcome.out
+    assert len(finished(outcome.results)) == 3
 
 
 def test_a_launcher_of_hydra_gives_the_same_results(tmp_path, monkeypatch):

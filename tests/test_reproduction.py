@@ -361,6 +361,32 @@ def test_records_of_another_kind_tell_nothing(tmp_path, other):
     assert learnt(tmp_path).seconds(facts_of({**SMALL, **other}))[1] == Basis.ARITHMETIC
 
 
+@pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
+def test_a_run_that_did_not_end_tells_nothing(tmp_path, status):
+    folder = timed_record(tmp_path, 50.0)
+    (folder / "status.json").write_text(json.dumps({"status": status}))
+    assert learnt(tmp_path).seconds(facts_of(SMALL))[1] == Basis.ARITHMETIC
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("config.yaml", "batch_size: 64", "batch_size: 0"),
+        ("config.yaml", "batch_size: 64", "batch_size: -64"),
+        ("summary.json", '"steps": 100', f'"steps": {10**400}'),
+        ("summary.json", '"steps": 100', '"steps": -5'),
+        ("provenance.json", '"wall_seconds": 50.0', '"wall_seconds": "inf"'),
+        ("provenance.json", '"seeds_at_once": 1', f'"seeds_at_once": {10**400}'),
+    ],
+)
+def test_a_record_of_odd_numbers_tells_nothing(tmp_path, name, old, new):
+    path = timed_record(tmp_path, 50.0) / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    assert learnt(tmp_path).seconds(facts_of(SMALL))[1] == Basis.ARITHMETIC
+
+
 def test_records_of_another_device_tell_nothing(tmp_path):
     timed_record(tmp_path, 50.0, device="another")
     assert learnt(tmp_path).seconds(facts_of(SMALL))[1] == Basis.ARITHMETIC
@@ -604,6 +630,32 @@ def test_a_plan_counts_shared_runs_once(tmp_path):
     assert planner.line(planner.entries).states == Counter({State.MISSING: 8})
     # And so does what is said of those that did not fit into a budget.
     assert queue.carry_out(planner, 0.0, Carried(tmp_path), together=False).runs == 8
+
+
+# The same runs, their numbers and the order of their settings typed otherwise.
+RETYPED = TABLE.replace("eps=2", "eps=2.0").replace(
+    "dataset=digits model=linear batch_size=64 epochs=0.2", "batch_size=64 epochs=2e-1 model=linear dataset=digits"
+)
+
+
+@pytest.mark.parametrize("status", ["finished", "failed", "running"])
+def test_runs_that_are_typed_in_two_ways_are_counted_and_begun_once(tmp_path, status):
+    assert RETYPED.count("2.0") == RETYPED.count("2e-1") == 1
+    planner = plan_of(tmp_path, retry=True, table_1=TABLE, table_2=RETYPED)
+    assert planner.line(planner.entries).runs == 8
+    carried = Carried(tmp_path, status)
+    assert queue.carry_out(planner, None, carried, together=False).runs == 0
+    assert len(carried.runs) == len(set(carried.runs)) == 8
+
+
+def test_runs_that_others_left_and_for_which_no_time_is_left_did_not_fit(tmp_path):
+    planner = plan_of(tmp_path, table_1=TABLE)
+    (work, *_) = queue._works(planner, planner.entries[0])
+    planner.note(work.batch)
+    untried = queue.carry_out(planner, 0.0, Carried(tmp_path), together=False)
+    planner.put_back(work.batch)
+    again = queue.carry_out(planner, None, carried := Carried(tmp_path), together=False)
+    assert (untried.runs, again.runs, len(carried.runs)) == (8, 0, 8)
 
 
 # What is typed.

@@ -1,5 +1,6 @@
 """A run that was stopped and goes on from a checkpoint is the run that was never stopped, bit for bit."""
 
+import errno
 import json
 import os
 import re
@@ -362,6 +363,24 @@ def test_seconds_of_all_parts_are_added_up(tmp_path):
     assert 1000 < origin["wall_seconds"] < 1100
     assert 1000 < json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] < 1100
     assert set(origin["resumed"][0]) <= {"step", "started", "command", "dirty", "commit"}
+
+
+def test_a_provenance_of_a_wrong_shape_does_not_keep_a_run_from_going_on(tmp_path):
+    folder = stopped(tiny(), tmp_path, 7)
+    origin = read(folder, "provenance.json")
+    (folder / "provenance.json").write_text(json.dumps({**origin, "resumed": None}))
+    carried_out(tiny(), tmp_path)
+    assert status(folder) == "finished"
+    assert [part["step"] for part in read(folder, "provenance.json")["resumed"]] == [6]
+
+
+def test_checkpoints_that_cannot_be_removed_end_no_run(tmp_path, monkeypatch):
+    def stale(self):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Checkpoints, "remove", stale)
+    (folder,), _ = carried_out(tiny(checkpoint=CheckpointTimes(every_steps=2)), tmp_path)
+    assert status(folder) == "finished"
 
 
 # What is kept and taken up.

@@ -148,18 +148,41 @@ def test_a_forced_run_that_was_seen_is_not_begun_again_by_itself(jobs, seen):
         if len(begun) == 2:
             write_whole(record_of(job))
             return {}
-        kill(job)
+        record = record_of(job)
+        record.start({}, {"device": "cpu"})
+        record.append_metrics({"step": 6, "epoch": 1.0, "test_accuracy": 0.5})
+        record.write("ledger.json", {"eps": 3.0})
+        held_by_the_dead(record.lock.path)
         time.sleep(0.02)
         if seen:
             Published(6, "cpu").write(record_of(job).folder)
         return {}
 
     carried([job], start)
+    if seen:  # and it keeps what it has: what was spent, and where to go on without force=true
+        kept = read(record_of(job).latest(), "ledger.json"), read(record_of(job).latest(), "provenance.json")
+        assert kept == ({"eps": 3.0}, {"device": "cpu"})
+        assert [line["step"] for line in Recorded.read(record_of(job).latest()).metrics] == [6]
     assert begun == ([1] if seen else [1, 1])
     assert recorded(job).status == "finished"  # by the first command
     latest = Recorded.read(record_of(job).latest())
     assert latest.status == ("failed" if seen else "finished")
     assert ("metrics of it were seen" in (latest.reason or "")) == seen
+
+
+def test_a_forced_run_that_diverged_stays_as_it_ended(jobs):
+    (job,) = [replace(job, config=replace(job.config, force=True)) for job in jobs[:1]]
+
+    def start(batch):
+        record = record_of(job)
+        record.start({}, {})
+        time.sleep(0.02)
+        Published(6, "cpu").write(record.folder)
+        record.set_status(Status.DIVERGED, "the loss is nan")
+        return {}
+
+    carried([job], start)
+    assert (recorded(job).status, recorded(job).reason) == ("diverged", "the loss is nan")
 
 
 @pytest.mark.parametrize(
@@ -305,6 +328,20 @@ def test_what_others_left_is_begun_here_once_they_have_gone(jobs, monkeypatch):
 def test_nobody_waits_for_others_longer_than_there_is_time(jobs):
     held_elsewhere(record_of(jobs[0]).lock.path)
     carry_through(jobs[:1], lambda _: pytest.fail("begun"), Console(quiet=True), end=0)
+
+
+def test_what_others_left_is_not_begun_here_without_time_for_it(jobs):
+    kill(jobs[0])
+    time_for = jobs[1:]
+    begun = []
+
+    def start(batch):
+        begun.extend(batch)
+        list(map(finish, batch))
+        return {}
+
+    late = carry_through(jobs, start, Console(quiet=True), fits=lambda job: job in time_for)
+    assert (late, begun) == (jobs[:1], time_for)
 
 
 def test_a_single_run_that_another_process_is_at_is_waited_for(tmp_path, monkeypatch):
@@ -561,6 +598,33 @@ def test_of_three_runs_through_joblib_one_fails_is_listed_and_the_others_finish(
 def read_number(record: Path) -> int:
     (line,) = (line for line in (record / "config.yaml").read_text().splitlines() if line.startswith("  number: "))
     return int(line.split()[1])
+
+
+@needs("hydra_joblib_launcher")
+def test_sigterm_ends_the_workers_of_joblib_too(commands):
+    command = commands.start("filter.number=0,1", "epochs=5000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    try:
+        while command.poll() is None and len(list(commands.results.rglob("metrics.jsonl"))) < 2:
+            time.sleep(0.1)
+        workers = {pid for _, pid in commands.told("begun")}
+        assert len(workers - {command.pid}) == 2
+        command.send_signal(signal.SIGTERM)
+        out, err = command.communicate(timeout=120)
+    finally:
+        command.kill()
+    assert (command.returncode, err.count("interrupted; ")) == (143, 1), out + err
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_alive, workers))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.slow

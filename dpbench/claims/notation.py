@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 
 from dpbench.errors import UserError, require
 
@@ -24,6 +25,20 @@ Overrides = dict[str, str]
 # Overrides of one configuration, "key=value" each.
 Candidate = tuple[str, ...]
 Labels = tuple[str, ...]
+
+
+def in_one_form(candidate: Candidate) -> Candidate:
+    """A configuration with its settings in one order and its numbers in one notation; cells write as they like."""
+    return tuple(sorted(map(_in_one_form, candidate)))
+
+
+@cache
+def _in_one_form(override: str) -> str:
+    key, _, value = override.partition("=")
+    try:
+        return f"{key}={float(value)}"
+    except ValueError:
+        return override
 
 
 @dataclass(frozen=True)

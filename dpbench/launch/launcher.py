@@ -30,6 +30,7 @@ from dpbench.errors import require
 from dpbench.launch.job import train_job
 from dpbench.tracking.process import Process
 from dpbench.tracking.provenance import command_line
+from dpbench.training.interruption import terminable
 
 THREADS = "OMP_NUM_THREADS"
 # Jobs of an array of SLURM's, which by default takes no more than MaxArraySize=1001.
@@ -97,7 +98,7 @@ class Launcher:
             plugin = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
             found: Sequence[JobReturn | BaseException | None]
             try:
-                with _every_outcome(str(config.hydra.launcher["_target_"])):
+                with terminable(), _every_outcome(str(config.hydra.launcher["_target_"])):
                     found = plugin.launch([list(line) for line in jobs], initial_job_idx=first)
             except BrokenExecutor:  # joblib's, when a worker was killed
                 found = [None] * len(jobs)

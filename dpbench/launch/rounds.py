@@ -36,7 +36,19 @@ NOT_BEGUN_AGAIN = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVAL
 Start = Callable[[Sequence[Job]], Mapping[int, str]]
 
 
-def carry_through(jobs: Sequence[Job], start: Start, console: Console, *, end: float = math.inf) -> None:
+def always(job: Job) -> bool:
+    """There is time for every job."""
+    return True
+
+
+def carry_through(
+    jobs: Sequence[Job],
+    start: Start,
+    console: Console,
+    *,
+    end: float = math.inf,
+    fits: Callable[[Job], bool] = always,
+) -> list[Job]:
     """Have runs carried out until each has ended, by this command or by another one that is at it.
 
     What others are at comes last: once they have ended it their record counts, once they have gone it is begun here.
@@ -46,17 +58,24 @@ def carry_through(jobs: Sequence[Job], start: Start, console: Console, *, end: f
         start: carries out jobs; it may leave some of them as they were.
         console: is told what is waited for and what is begun again.
         end: by `time.monotonic`, when to wait no longer; what others are at then stays with them.
+        fits: whether there is time to begin a job now.
+
+    Returns:
+        What nobody is at and was not begun for want of time.
 
     Raises:
         KeyboardInterrupt: as `start` or the user does.
     """
     runs = [_Run(job) for job in jobs]
     fruitless = 0
-    while waiting := [run for run in runs if not run.ended()]:
+    late: list[_Run] = []
+    while waiting := [run for run in runs if run not in late and not run.ended()]:
         free = [run for run in waiting if run.free()]
-        if not free and not all(run.ended() for run in waiting):
+        late += [run for run in free if not fits(run.job)]
+        free = [run for run in free if run not in late]
+        if not free and not all(run.ended() or run in late for run in waiting):
             if time.monotonic() >= end:
-                return
+                break
             _wait(waiting, console, end)
             continue
         batch = [run for run in free if run.killed < TOGETHER] or free[:1]
@@ -77,6 +96,7 @@ def carry_through(jobs: Sequence[Job], start: Start, console: Console, *, end: f
         if again:
             names = "; ".join(f"{run.job.name}, {run.killed} of {ATTEMPTS} attempts" for run in again)
             console.print(f"killed, and begun again: {names}", style="yellow")
+    return [run.job for run in late]
 
 
 def _wait(runs: Sequence[_Run], console: Console, end: float) -> None:

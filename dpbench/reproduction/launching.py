@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +15,9 @@ from dpbench.config import Job, by_seed, compose_each, in_grammar, require_same_
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.launch.launcher import Launcher, LauncherError
-from dpbench.launch.rounds import carry_through
+from dpbench.launch.rounds import always, carry_through
 from dpbench.reproduction.queue import Work
+from dpbench.reproduction.standing import Batch
 from dpbench.tracking.lock import is_held
 from dpbench.tracking.status import NOT_RUN, WITH_RESULT, Status, in_words
 from dpbench.training.job_record import record_of
@@ -61,48 +64,63 @@ class Launch:
     def __call__(self, wave: Sequence[Work]) -> None:
         """Carry out runs; how each ended is in its record. Those that others are at are left to `come_back`."""
         begun: list[tuple[Work, Job]] = []
-        for work in wave:
-            try:
-                jobs = by_seed(compose_each([self._line(work)], self._config_dirs)[0])
-                self._require_same_releases(work.entry.cell, jobs[0])
-            except UserError as error:
-                self.failures[" ".join(work.batch.candidate)] = str(error)
-                continue
-            begun += [(work, job) for job in jobs]
-            if self._launcher is None:
-                self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
-                execute(jobs, self._console)
-        if self._launcher is not None:
-            self._carry_through([job for _, job in begun], end=0)
-        for work, job in begun:
-            if is_held(record_of(job).lock.path):
-                self.elsewhere.append((work, job))
-            else:
-                self._count(job)
+        with self._seen_to(begun):
+            for work in wave:
+                try:
+                    jobs = by_seed(compose_each([self._line(work)], self._config_dirs)[0])
+                    self._require_same_releases(work.entry.cell, jobs[0])
+                except UserError as error:
+                    self.failures[" ".join(work.batch.candidate)] = str(error)
+                    continue
+                begun += [(work, job) for job in jobs]
+                if self._launcher is None:
+                    self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
+                    execute(jobs, self._console)
+            if self._launcher is not None:
+                self._carry_through([job for _, job in begun], end=0)
 
-    def come_back(self, end: float) -> list[Work]:
-        """Wait for runs that other processes are at; those whose holders have gone are carried out here.
+    def come_back(self, end: float) -> tuple[list[Work], list[Batch]]:
+        """Wait for runs that other processes are at; those whose holders have gone are carried out here, in time.
 
         Args:
-            end: when to wait no longer, by `time.monotonic`.
+            end: when to wait no longer, by `time.monotonic`; what is expected to end later is not begun.
 
         Returns:
-            The work that such runs belonged to.
+            The work that such runs belonged to, and the runs of it that nobody is at and for which no time is left.
         """
         waited, self.elsewhere = self.elsewhere, []
-        self._carry_through([job for _, job in waited], end)
-        for work, job in waited:
-            if is_held(record_of(job).lock.path):
-                self.elsewhere.append((work, job))
-            else:
-                self._count(job)
-        return [work for work, _ in waited]
+        works = {id(job): work for work, job in waited}
 
-    def _carry_through(self, jobs: Sequence[Job], end: float) -> None:
+        def fits(job: Job) -> bool:
+            work = works[id(job)]
+            return work.seconds / len(work.batch.seeds) <= end - time.monotonic()
+
+        with self._seen_to(waited):
+            late = [id(job) for job in self._carry_through([job for _, job in waited], end, fits)]
+            unbegun = [Batch(work.batch.candidate, (job.config.seed,)) for work, job in waited if id(job) in late]
+            waited[:] = [(work, job) for work, job in waited if id(job) not in late]
+        return [*works.values()], unbegun
+
+    @contextmanager
+    def _seen_to(self, begun: Sequence[tuple[Work, Job]]) -> Iterator[None]:
+        """See afterwards how runs ended, also where something interrupted them."""
+        whole = False
         try:
-            carry_through(jobs, self._start, self._console, end=end)
+            yield
+            whole = True
+        finally:
+            for work, job in begun:
+                if is_held(record_of(job).lock.path):
+                    self.elsewhere.append((work, job))
+                else:
+                    self._count(job, whole=whole)
+
+    def _carry_through(self, jobs: Sequence[Job], end: float, fits: Callable[[Job], bool] = always) -> list[Job]:
+        try:
+            return carry_through(jobs, self._start, self._console, end=end, fits=fits)
         except LauncherError as error:
             self.broken = str(error)
+            return []
 
     def _start(self, jobs: Sequence[Job]) -> dict[int, str]:
         if self._launcher is None:
@@ -126,8 +144,11 @@ class Launch:
             where.append(f"tracker.group={work.entry.artefact.paper}-{work.entry.artefact.name}")
         return (*work.batch.candidate, *self._passed_on, *where, f"seeds={list(work.batch.seeds)}".replace(" ", ""))
 
-    def _count(self, job: Job) -> None:
+    def _count(self, job: Job, *, whole: bool) -> None:
+        """Count how a run ended; what an interruption kept from its end is neither."""
         status, reason, _ = record_of(job).outcome(forced=job.config.force)
+        if not whole and status in (NOT_RUN, Status.RUNNING, Status.INTERRUPTED):
+            return
         if status in WITH_RESULT:
             self.ended += 1
             if status == Status.DIVERGED:

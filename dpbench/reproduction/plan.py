@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpbench.claims import Artefact, Cell, Evidence
-from dpbench.claims.notation import Candidate, settings_of
+from dpbench.claims.notation import Candidate, in_one_form, settings_of
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.reproduction.available import Available
@@ -71,7 +71,7 @@ class Planner:
     Attributes:
         entries: cells that are trained, in the order of the files.
         evidence: what the records say.
-        tried: runs that this process has carried out.
+        tried: runs that this process has carried out, each by `run_of` and seed.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Planner:
         self._times = Times(config.device)
         self._learn(self._index.settings)
         self.evidence = Evidence(results_dir, self._hashes)
-        self.tried: set[tuple[Candidate, int]] = set()
+        self.tried: set[tuple[str, int]] = set()
         available = Available(Path(config.data.root), download=config.data.download)
         cells = [(artefact, cell) for artefact in artefacts for cell in artefact.cells if cell.runs]
         self._hashes.prepare(candidate for _, cell in cells for candidate in cell.candidates)
@@ -108,7 +108,7 @@ class Planner:
         self._sharing: dict[Candidate, list[Entry]] = defaultdict(list)
         for entry in self.entries:
             for candidate in entry.cell.candidates:
-                self._sharing[candidate].append(entry)
+                self._sharing[in_one_form(candidate)].append(entry)
 
     def _entry(self, artefact: Artefact, cell: Cell, available: Available) -> Entry:
         try:
@@ -122,26 +122,32 @@ class Planner:
         return standing_of(cell, self.evidence, self._may_retry, lacking)
 
     def _may_retry(self, candidate: Candidate, seed: int) -> bool:
-        return self._retry and (candidate, seed) not in self.tried
+        return self._retry and (self.run_of(candidate), seed) not in self.tried
 
     def note(self, batch: Batch) -> None:
         """Look again at all cells that runs belong to, which have just been carried out, and learn from their times."""
-        self.tried.update(batch.runs())
+        run = self.run_of(batch.candidate)
+        self.tried.update((run, seed) for seed in batch.seeds)
         self._index.refresh()
         self._hashes.prepare([batch.candidate])
         digest = self._hashes(batch.candidate)
         if digest is not None:
             self._learn([digest])
-        for entry in self._sharing[batch.candidate]:
+        for entry in self._sharing[in_one_form(batch.candidate)]:
             self.look(entry)
+
+    def put_back(self, batch: Batch) -> None:
+        """Of runs that were to be carried out nothing was begun."""
+        run = self.run_of(batch.candidate)
+        self.tried.difference_update((run, seed) for seed in batch.seeds)
 
     def look(self, entry: Entry) -> None:
         """Look again at a cell, whose runs may have been carried out for another one that types them differently."""
         entry.standing = self._standing(entry.cell, entry.lacking)
 
-    def digest(self, candidate: Candidate) -> str:
-        """The hash of a candidate's runs."""
-        return self._hashes.of(candidate)
+    def run_of(self, candidate: Candidate) -> str:
+        """What all candidates that stand for one run have in common, however they type it."""
+        return self._hashes.of(candidate) or " ".join(candidate)  # of an option that doesn't exist
 
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:
@@ -170,11 +176,15 @@ class Planner:
             if not entry.runnable:
                 continue
             found[id(entry)] = entry
-            for run in (run for batch in entry.standing.batches for run in batch.runs()):
-                if distinct.setdefault(run, id(entry)) == id(entry):
-                    missing[id(entry)] += 1
-            if entry.standing.later and distinct.setdefault(entry.cell.candidates, id(entry)) == id(entry):
-                missing[id(entry)] += entry.standing.later
+            for batch in entry.standing.batches:
+                run = in_one_form(batch.candidate)
+                for seed in batch.seeds:
+                    if distinct.setdefault((run, seed), id(entry)) == id(entry):
+                        missing[id(entry)] += 1
+            if entry.standing.later:
+                search = frozenset(map(in_one_form, entry.cell.candidates))
+                if distinct.setdefault(search, id(entry)) == id(entry):
+                    missing[id(entry)] += entry.standing.later
         estimates = [(count, *self.seconds_of_run(found[one])) for one, count in missing.items()]
         return Line(
             states,

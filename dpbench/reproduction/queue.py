@@ -60,7 +60,8 @@ def carry_out(
         finally:  # what an interruption leaves is looked at, too
             for work in wave:
                 planner.note(work.batch)
-    cheapest = next((work for entry in _open(planner) for work in _works(planner, entry)), None)
+    works = (work for entry in _open(planner) for work in _works(planner, entry))
+    cheapest = next((work for work in works if _untried(planner, work)), None)
     return Left(planner.line(planner.entries).runs if cheapest else 0, cheapest)
 
 
@@ -70,12 +71,16 @@ def _open(planner: Planner) -> list[Entry]:
 
 
 def _works(planner: Planner, entry: Entry) -> Iterator[Work]:
-    """The runs of a cell that have not been begun by this process."""
+    """The runs of a cell."""
     each, _ = planner.seconds_of_run(entry)
     for batch in entry.standing.batches:
-        seeds = tuple(seed for seed in batch.seeds if (batch.candidate, seed) not in planner.tried)
-        if seeds:
-            yield Work(entry, Batch(batch.candidate, seeds), each * len(seeds))
+        yield Work(entry, batch, each * len(batch.seeds))
+
+
+def _untried(planner: Planner, work: Work) -> list[tuple[str, int]]:
+    """Of these runs those that have not been begun by this process, each by what it is and its seed."""
+    run = planner.run_of(work.batch.candidate)
+    return [(run, seed) for seed in work.batch.seeds if (run, seed) not in planner.tried]
 
 
 def _wave(planner: Planner, left: float, *, together: bool) -> list[Work]:
@@ -88,15 +93,15 @@ def _wave(planner: Planner, left: float, *, together: bool) -> list[Work]:
             each = work.seconds / len(work.batch.seeds)
             if left < each:
                 continue
-            run = planner.digest(work.batch.candidate)  # a run may have been typed in two ways
-            seeds = [seed for seed in work.batch.seeds if (run, seed) not in begun]
-            fitting = seeds if math.isinf(left) else seeds[: max(0, int(left // each))]
+            runs = [run for run in _untried(planner, work) if run not in begun]
+            fitting = runs if math.isinf(left) else runs[: max(0, int(left // each))]
             if not fitting:
                 continue
-            fits = Work(entry, Batch(work.batch.candidate, tuple(fitting)), each * len(fitting))
+            seeds = tuple(seed for _, seed in fitting)
+            fits = Work(entry, Batch(work.batch.candidate, seeds), each * len(seeds))
             if not together:
                 return [fits]
             wave.append(fits)
-            begun.update((run, seed) for seed in fitting)
+            begun.update(fitting)
             left -= fits.seconds
     return wave

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -32,10 +32,6 @@ class Batch:
 
     candidate: Candidate
     seeds: tuple[int, ...]
-
-    def runs(self) -> Iterator[tuple[Candidate, int]]:
-        """Its runs, one by one."""
-        return ((self.candidate, seed) for seed in self.seeds)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dpbench.devices import ROWS_ON_CPU, choose_device, describe
 from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.published import device_kind
 from dpbench.tracking.reading import Recorded
+from dpbench.tracking.status import WITH_RESULT
 
 # A forward and a backward pass cost so many times what a forward pass does.
 PASSES = 3
@@ -92,7 +93,9 @@ class Times:
         self._speed: Speed | None = None
 
     def learn(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Learn from the record of a run that finished on this device, or on a CPU with another number of threads.
+        """Learn from the record of a run that ended on this device, or on a CPU with another number of threads.
+
+        One that was interrupted has taken few steps, the first of which may have waited for a compiler.
 
         Args:
             folder: of the run.
@@ -101,10 +104,12 @@ class Times:
         if folder in self._learnt:
             return
         record = Recorded.read(folder)
-        origin, steps = record.provenance, record.summary.get("steps")
+        origin, steps = record.provenance, record.summary.get("steps") or 0
         wall, size = float(origin.get("wall_seconds") or 0), settings.get("batch_size")
         device = str(origin.get("device"))
-        if device_kind(device) != device_kind(self._name) or not wall > 0 or not steps or not isinstance(size, int):
+        if record.status not in WITH_RESULT or device_kind(device) != device_kind(self._name):
+            return
+        if not (0 < wall < math.inf and steps > 0 and isinstance(size, int) and size > 0):
             return
         try:
             kind = _recorded_kind(settings)

@@ -16,7 +16,7 @@ from dpbench.tracking.damage import note_what_is_shown
 from dpbench.tracking.index import Index
 from dpbench.tracking.lock import is_held, lock_of
 from dpbench.tracking.reading import Recorded
-from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL, rerun_of
+from dpbench.tracking.record import CHECKPOINTS, GRADIENTS, MODEL, replaced_of, rerun_of
 from dpbench.tracking.status import Status
 from dpbench.wording import number_of
 
@@ -80,7 +80,8 @@ def _remove(folder: Path, status: str) -> bool:
         return False
     shutil.rmtree(going, ignore_errors=True)
     if not is_held(lock_of(folder)):  # one that begins from now on writes where the record was
-        shutil.rmtree(rerun_of(folder), ignore_errors=True)
+        for left in (rerun_of(folder), replaced_of(folder)):
+            shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):  # other seeds are there
         folder.parent.rmdir()
     return True

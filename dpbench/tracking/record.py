@@ -52,6 +52,11 @@ def rerun_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.rerun")
 
 
+def replaced_of(folder: Path) -> Path:
+    """Where the record lies that a forced run takes the place of, until it is removed."""
+    return folder.with_name(f"{folder.name}.replaced")
+
+
 def _as_line(entry: dict[str, Any]) -> bytes:
     """Without spaces: people read the other files, and of these lines there are many."""
     return json.dumps(jsonable(entry), separators=(",", ":")).encode() + b"\n"
@@ -111,9 +116,6 @@ class RunRecord:
         rerun = rerun_of(self.folder)
         return rerun if rerun.exists() else self.folder
 
-    def _replaced_folder(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.replaced")
-
     def acquire(self) -> bool:
         """Take the run's lock, unless another process has it; whether it is held now.
 
@@ -124,11 +126,12 @@ class RunRecord:
         """
         with self._explained("no lock can be made for"):
             held = self.lock.acquire()
-        if held and self._replaced_folder().exists() and not self.folder.exists():
+        replaced = replaced_of(self.folder)
+        if held and replaced.exists() and not self.folder.exists():
             with self._explained("the run before can't be replaced in"):
                 rerun = rerun_of(self.folder)
-                (rerun if rerun.exists() else self._replaced_folder()).rename(self.folder)
-            shutil.rmtree(self._replaced_folder(), ignore_errors=True)
+                (rerun if rerun.exists() else replaced).rename(self.folder)
+            shutil.rmtree(replaced, ignore_errors=True)
         return held
 
     def start(
@@ -219,7 +222,8 @@ class RunRecord:
     def require_lock(self) -> None:
         """Raise `LockLostError` where the lock was held and another process has taken it."""
         if self.lock.held:
-            self.lock.check()
+            with self._explained("the lock can't be read of"):
+                self.lock.check()
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
@@ -243,7 +247,7 @@ class RunRecord:
                 self._replace()
 
     def _replace(self) -> None:
-        replaced = self._replaced_folder()
+        replaced = replaced_of(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         with suppress(FileNotFoundError):  # it was removed meanwhile
             self.folder.rename(replaced)

@@ -74,7 +74,7 @@ def _first(complaints: Any) -> str | None:
 
 NUMBER = of(is_number, "a number")
 FINITE = of(lambda value: is_number(value) and not isinstance(value, str) and math.isfinite(value), "a finite number")
-WHOLE = of(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
+WHOLE = of(lambda value: isinstance(value, int) and is_number(value), "a whole number")
 WORD = of(lambda value: isinstance(value, str), "a text")
 SWITCH = of(lambda value: isinstance(value, bool), "true or false")
 OBJECT = entries({})

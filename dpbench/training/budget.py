@@ -193,17 +193,17 @@ def in_words(config: RunConfig, found: Budget) -> str:
     size = config.dataset.train_size
     # 1/N itself is common, and may be a little more in floating point.
     little = f" (above 1/{size}, which promises little)" if config.delta_value * size > 1 + 1e-9 else ""
-    line = warning + (
-        f"noise multiplier {found.noise_multiplier:.4f} {eps}{of_search}, "
-        f"delta={config.delta_value:.3g}{little} over "
-        f"{number_of(config.steps, 'step')} at sampling rate {config.sampling_rate:.4g} "
-        f"({config.privacy.sampler}, {config.privacy.valid_accountant}{how})"
-    )
-    if found.published_eps is not None:
+    taken = f"noise multiplier {found.noise_multiplier:.4f}"
+    over = f"over {number_of(config.steps, 'step')}"
+    by = f"{config.privacy.sampler}, {config.privacy.valid_accountant}"
+    delta = f"delta={config.delta_value:.3g}{little}"
+    if found.published_eps is None:
+        rate = f"at sampling rate {config.sampling_rate:.4g}"
+        line = f"{warning}{taken} {eps}{of_search}, {delta} {over} {rate} ({by}{how})"
+    else:
         line = (
-            f"noise multiplier {found.noise_multiplier:.4f} over {number_of(config.steps, 'step')}: accounting "
-            f"differs, eps={found.published_eps:.4g} as published ({config.privacy.published}), eps={found.eps:.4g} by "
-            f"what is run ({config.privacy.sampler}, {config.privacy.valid_accountant})"
+            f"{warning}{taken} {over}: accounting differs, eps={found.published_eps:.4g} as published "
+            f"({config.privacy.published}), eps={found.eps:.4g} by what is run ({by}), {delta}"
         )
     if config.privacy.secure_noise:
         return line

@@ -9,9 +9,10 @@ from dpbench.config import Job, RunConfig, config_hash, resolved
 from dpbench.config.own import place_in
 from dpbench.devices import out_of_memory
 from dpbench.errors import UserError
-from dpbench.files import jsonable, read_json
+from dpbench.files import jsonable
 from dpbench.tracking import RunRecord, Status
-from dpbench.tracking.record import CHECKPOINTS, RecordError
+from dpbench.tracking.reading import Recorded
+from dpbench.tracking.record import CHECKPOINTS, RecordError, rerun_of
 
 # Patterns of the files that outlast an attempt: another one may go on from them (the first of these), and must know of
 # releases made.
@@ -30,10 +31,9 @@ def recorded_settings(job: Job) -> dict[str, Any]:
 
 
 def failed_to_begin(job: Job, record: RunRecord, reason: str, trace: str | None) -> None:
-    """Record that an attempt at a run failed before its first step; what earlier ones left stays."""
-    kept = () if job.config.force else (*OUTLASTING, "metrics.jsonl")
-    before = read_json(record.folder / "provenance.json") if kept else {}
-    record.start(recorded_settings(job), before, keep=kept)
+    """Record that an attempt at a run failed before its first step; what earlier ones left stays, forced or not."""
+    left = Recorded.read(rerun_of(record.folder) if record.finished() else record.folder)
+    record.start(recorded_settings(job), dict(left.provenance), keep=(*OUTLASTING, "metrics.jsonl", "summary.json"))
     record.set_status(Status.FAILED, reason, trace)
 
 

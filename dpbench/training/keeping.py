@@ -318,13 +318,13 @@ class Keeper:
         Args:
             finished: whether it has taken all its steps.
         """
-        Checkpoints(self._record.working).remove()
-        if finished and not self._secure:
-            try:
+        try:
+            Checkpoints(self._record.working).remove()
+            if finished and not self._secure:
                 self._record.settle()
-            except RecordError:
-                return  # the note may stay
-            forget(self._record.folder)
+                forget(self._record.folder)
+        except (OSError, RecordError):  # all of it may stay
+            return
 
 
 def _first_multiplier(ledger: Ledger) -> float:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from dpbench.config import RunConfig
 from dpbench.data import Splits
 from dpbench.devices import choose_device, describe, prepare_device
-from dpbench.files import read_json
 from dpbench.privacy import Ledger
 from dpbench.tracking import RunRecord
 from dpbench.tracking.provenance import gone_on, provenance
+from dpbench.tracking.reading import Recorded
 from dpbench.training.assemble import Assembly, assemble
 from dpbench.training.budget import Budget, budget, in_words, open_ledger
 from dpbench.training.following import join
@@ -90,7 +90,7 @@ def prepare(
     training, found = keeper.resume(begin)
     origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": team.size}
     if found is not None:
-        first = read_json(record.folder / "provenance.json")
+        first = dict(Recorded.read(record.folder).provenance)
         first.pop("wall_seconds", None)
         origin = gone_on(first, training.parts.step.steps, origin)
     return Prepared(training, splits, spends, origin, found)
