@@ -269,6 +269,9 @@ def test_swapped_rows_are_caught(planted):
         ("within: 1.1", "within: 1.1\n    pairs: 15", "claims[1].pairs=15: expected a number of pairs among the"),
         ("within: 1.1", "within: 1.1\n    margin: 1", "claims[1].margin=1: expected only one of margin, within"),
         ("within: 1.1", "at_least: abc", "claims[1].at_least=abc: expected true or false"),
+        ("within: 1.1", "own: sure", "claims[1].own=sure: expected true or false"),
+        ("lower: {method: DPAdamBC}", "", "claims[0].lower=null: expected labels of an axis"),
+        ("seeds: 3", "seeds: 3\ntolerance: {points: two}", "tolerance.points=two: expected a number >= 0"),
         ("within: 1.1", "within: near", "claims[1].within=near: expected a number"),
         ("within: 1.1", "pairs: 1.5", "claims[1].pairs=1.5: expected a whole number > 0"),
         ("lower: {method: DPAdamBC}", "lower: {method: LP-DPAdamBC}", "claims[0]=LP-DPAdamBC is above DPAdamBC"),
@@ -284,6 +287,16 @@ def test_a_wrong_file_is_refused_with_one_sentence_naming_file_field_and_value(p
     assert str(caught.value).startswith("doppler/table_3.yaml: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_claims_that_is_no_paper_is_refused(tmp_path):
+    for name in ("beyond", "mine"):
+        (tmp_path / name).mkdir()
+    shutil.copy(FILES / "doppler" / "table_3.yaml", tmp_path / "beyond" / "table_3.yaml")
+    assert [artefact.where for artefact in load_all(tmp_path)] == ["beyond/table_3.yaml"]  # a folder may hold notes
+    shutil.copy(FILES / "doppler" / "table_3.yaml", tmp_path / "mine" / "table_3.yaml")
+    with pytest.raises(UserError, match=r"claims=.*/mine: expected one of doppler, disk, adp, dp_pmlf, dc_sgd, beyond"):
+        load_all(tmp_path)
 
 
 def test_a_missing_row_is_caught_by_the_grid_or_by_the_count(planted):

@@ -436,7 +436,7 @@ def test_a_sweep_over_seeds_ends_with_means_of_what_has_finished():
     shown = StringIO()
     print_means(rows, Console(file=shown, width=160))
     _, head, *lines = [re.split(r"\s{2,}", line.strip()) for line in shown.getvalue().splitlines()]
-    assert head == ["mean over seeds", "test accuracy, last (%)", "seeds"]
+    assert head == ["mean over seeds", "test accuracy, last (%), ± standard deviation", "seeds"]
     # (70 + 75 + 77)/3, and the root of (4² + 1² + 3²)/2
     assert lines == [["algo=disk", "74.00 ± 3.61", "3"], ["algo=dpsgd", "50.00", "1"]]
     shown = StringIO()

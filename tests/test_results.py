@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import statistics
+from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pyarrow import parquet
 from results_command import age_by, change, results, rows
 
 from dpbench.results.arguments import parse
+from dpbench.results.comparison import mean_and_spread
 from dpbench.results.selection import same_value
 from dpbench.tracking.published import Published
 
@@ -329,8 +331,29 @@ def cells(outcome: Outcome) -> dict[str, list[str]]:
 
 
 def as_printed(values: list[float]) -> str:
-    spread = statistics.stdev(values)
-    return f"{statistics.fmean(values):.5g} ± {spread:.2g}" if spread else f"{statistics.fmean(values):.5g}"
+    spread = Decimal(statistics.stdev(values))
+    if not spread:
+        return f"{statistics.fmean(values):.5g}"
+    place = Decimal(1).scaleb(spread.adjusted() - 1)  # the second digit of the deviation
+    return f"{Decimal(statistics.fmean(values)).quantize(place)} ± {spread.quantize(place)}"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([], "–"),
+        ([0.5], "0.5"),
+        ([1.0, 1.0], "1"),
+        ([1.0, 2.0, 3.0], "2.0 ± 1.0"),
+        ([88.0, 90.0, 86.5], "88.2 ± 1.8"),
+        ([100.0, 200.0, 300.0], "200 ± 100"),
+        ([0.01, 0.012], "0.0110 ± 0.0014"),
+        ([1.0, 1.0001], "1 ± 7.1e-05"),
+        ([1.0, float("inf")], "inf"),
+    ],
+)
+def test_a_mean_ends_where_its_deviation_does(values, shown):
+    assert mean_and_spread(values) == shown
 
 
 def test_configurations_are_compared_by_what_differs(sweep):
@@ -484,13 +507,13 @@ def test_finished_runs_go_only_if_named(store):
 @pytest.mark.parametrize("held", [False, True])
 def test_what_an_unfinished_forced_run_left_goes_with_the_record_unless_one_is_under_way(store, held):
     record = of_algorithm(store, "disk")[0]
-    rerun = shutil.copytree(record, record.with_name(f"{record.name}.rerun"))
+    rerun, replaced = (shutil.copytree(record, record.with_name(f"{record.name}.{of}")) for of in ("rerun", "replaced"))
     if held:
         held_elsewhere(record.with_name(f"{record.name}.lock"))
     outcome = results(store, "remove", f"{record.parent.name}/{record.name}", "yes=true")
     assert outcome.out.endswith("1 run removed\n")
     assert not record.exists()
-    assert rerun.exists() == held
+    assert rerun.exists() == replaced.exists() == held
 
 
 @pytest.mark.parametrize("left", [0, 1])

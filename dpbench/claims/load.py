@@ -42,6 +42,8 @@ CLAIMS: dict[str, set[str]] = {
     "trend": {"along", "ends", "rising", "of", "at", "printed"},
     "words": {"why"},
 }
+# What a claim of each kind must say; the first of these tells the kind.
+REQUIRED = {"order": ("higher", "lower"), "trend": ("along", "ends", "rising"), "words": ("why",)}
 # What else than labels a claim may say, by key: its types, and what they are in words.
 _FLAG, _NUMBER = ((bool,), "true or false"), ((int, float), "a number")
 VALUES: dict[str, tuple[tuple[type, ...], str]] = {
@@ -68,6 +70,11 @@ def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
     """
     named = papers or [paper for paper in SECTIONS if (folder / paper).is_dir()]
     require(bool(named), "claims", folder, f"a folder with folders of papers: {', '.join(SECTIONS)}")
+    for other in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in SECTIONS):
+        if any(other.glob("*.yaml")):
+            raise UserError(
+                f"expected one of {', '.join(SECTIONS)}; beyond is for what no paper has", field="claims", value=other
+            )
     found = []
     for paper in named:
         files = sorted((folder / paper).glob("*.yaml"), key=lambda path: _natural(path.stem))
@@ -257,6 +264,8 @@ class _Reader:
         rule = self._mapping(content.get("tolerance"), "tolerance")
         _known(rule, {"points"}, "tolerance.")
         rule |= {"points": rules["points"]} if "points" in rules else {}
+        points = rule.get("points", 1)
+        require(type(points) in _NUMBER[0], "tolerance.points", points, "a number >= 0")
         statistic = rules.get("statistic", content.get("statistic", "last"))
         require(statistic in STATISTICS, "statistic", statistic, " or ".join(STATISTICS))
         seeds = content.get("seeds", 1 if not trained else None)
@@ -294,8 +303,13 @@ class _Reader:
         entries = self._mapping(value, field)
         says = entries.pop("says", None)
         require(isinstance(says, str), f"{field}.says", says, "the claim in words")
-        kind = "order" if "higher" in entries else "trend" if "along" in entries else "words"
+        kind = next((kind for kind, keys in REQUIRED.items() if keys[0] in entries), None)
+        forms = "; or ".join(f"{', '.join(keys)} ({kind})" for kind, keys in REQUIRED.items())
+        require(kind is not None, field, ", ".join(entries), forms)
+        assert kind is not None
         _known(entries, CLAIMS[kind], f"{field}.")
+        for key in REQUIRED[kind]:
+            require(key in entries, f"{field}.{key}", None, VALUES.get(key, ((), "labels of an axis"))[1])
         for key, (types, allowed) in VALUES.items():
             require(key not in entries or type(entries[key]) in types, f"{field}.{key}", entries.get(key), allowed)
         try:

@@ -131,7 +131,7 @@ def print_means(rows: list[Row], console: Console) -> None:
         return
     table = new_table()
     table.add_column("mean over seeds", overflow="fold")
-    table.add_column("test accuracy, last (%)", justify="right")
+    table.add_column("test accuracy, last (%), ± standard deviation", justify="right")
     table.add_column("seeds", justify="right")
     for group in of_run.values():
         name = " ".join(word for word in group[0].name.split() if not word.startswith("seed=")) or "all runs"

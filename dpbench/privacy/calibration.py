@@ -88,7 +88,9 @@ def why_unreached(plan: Plan) -> str:
     if not beside:
         return UNREACHED
     parts = " and ".join(f"the {part.name} at noise multiplier {part.noise_multiplier:g}" for part in sorted(beside))
-    return f"{parts}, released beside the gradient, leaves nothing of it; give that more noise"
+    return (
+        f"{parts}, released beside the gradient, leaves nothing of it; give that more noise by its setting of threshold"
+    )
 
 
 class _Bound(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpbench.report.runs import Configuration, Made, Runs, RunView, in_a_line
 from dpbench.tracking.reading import Recorded, read_audits
 
 
-def read_runs(grids: Iterable[Grid], results_dir: Path) -> Runs:
+def read_runs(grids: Sequence[Grid], results_dir: Path) -> Runs:
     """The runs behind the numbers of these artefacts, and those that ended badly in their place.
 
     Args:
@@ -32,8 +33,12 @@ def read_runs(grids: Iterable[Grid], results_dir: Path) -> Runs:
                 folders.setdefault(folder.parent.name, set()).add(folder)
                 users.setdefault(folder.parent.name, {})[grid.artefact.where] = None
     made: dict[Made, int] = {}
+    places = tuple(word for word in (grids[0].options if grids else ()) if not word.startswith("claims="))
     found = [
-        _configuration(digest, folders[digest], tuple(users[digest]), made, tuple(audits.get(digest, ())))
+        replace(
+            _configuration(digest, folders[digest], tuple(users[digest]), made, tuple(audits.get(digest, ()))),
+            places=places,
+        )
         for digest in folders
     ]
     return Runs(tuple(found), tuple(made))

@@ -100,6 +100,7 @@ class Configuration:
         ledger: content of ledger.json, likewise.
         artefacts: tables and figures whose numbers rest on it, by their files below conf/paper.
         audits: what was found by attacking its step, a line each.
+        places: words of a command that say where records and options of one's own lie.
     """
 
     digest: str
@@ -108,6 +109,7 @@ class Configuration:
     ledger: Mapping[str, Any]
     artefacts: tuple[str, ...]
     audits: tuple[str, ...]
+    places: tuple[str, ...] = ()
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ class Configuration:
     def command(self) -> str:
         """What runs it again."""
         seeds = ",".join(str(run.seed) for run in self.runs)
-        typed = shlex.join((*self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
+        typed = shlex.join((*self.places, *self.overrides, f"seed={seeds}", *("-m",) * (len(self.runs) > 1)))
         return f"python -m dpbench.run {typed}"
 
     @property

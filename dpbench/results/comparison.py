@@ -24,6 +24,8 @@ from dpbench.wording import NOTHING
 
 # More columns than these are no table.
 MOST = 8
+# A mean and its deviation end at the same digit if that is not behind this one.
+MOST_DECIMALS = 4
 # So many values of one setting are written out.
 WRITTEN_OUT = 4
 # Numbers of summary.json that are of the configuration, or shown by another name.
@@ -158,12 +160,18 @@ def _finished(index: Index, group: Group) -> list[int]:
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation (n - 1), without it where that is none or no number; a dash for none."""
+    """Mean ± sample standard deviation (n - 1), without it where that is none or no number; a dash for none.
+
+    Both end at the same digit, the second one of the deviation; where that is too small for it, each ends at its own.
+    """
     if not values:
         return NOTHING
-    mean = f"{statistics.fmean(values):.5g}"
+    mean = statistics.fmean(values)
     spread = statistics.stdev(values) if len(set(values)) > 1 and all(map(math.isfinite, values)) else 0.0
-    return f"{mean} ± {spread:.2g}" if spread else mean
+    decimals = 1 - math.floor(math.log10(spread)) if spread else None
+    if decimals is None or decimals > MOST_DECIMALS:
+        return f"{mean:.5g} ± {spread:.2g}" if spread else f"{mean:.5g}"
+    return f"{mean:.{max(decimals, 0)}f} ± {spread:.{max(decimals, 0)}f}"
 
 
 def from_to(values: Sequence[float]) -> str:
