@@ -287,6 +287,14 @@ def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tm
     assert status(folder) == "finished"
 
 
+def test_what_is_seen_of_a_forced_run_is_noted_though_more_was_seen_of_an_earlier_attempt(tmp_path):
+    """By this a launcher knows that it must not begin it once more by itself."""
+    folder = stopped(tiny(), tmp_path, 7)
+    assert noted(folder)["step"] == 6
+    stopped(replace(tiny(), force=True), tmp_path, 5)
+    assert noted(folder)["step"] == 3
+
+
 def test_a_run_that_has_finished_tells_itself_what_was_seen_of_it(tmp_path):
     folder = stopped(tiny(), tmp_path, 7)
     assert folder.with_name("0.published").exists()
