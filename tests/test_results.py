@@ -16,9 +16,10 @@ from cli import Outcome, final_accuracy, only_record, read, records, run, status
 from made_up_locks import held_elsewhere
 from pyarrow import parquet
 from results_command import age_by, change, results, rows
+from scipy import stats
 
 from dpbench.results.arguments import parse
-from dpbench.results.comparison import mean_and_spread
+from dpbench.results.comparison import difference_of_means, mean_and_spread
 from dpbench.results.selection import same_value
 from dpbench.tracking.published import Published
 
@@ -370,6 +371,31 @@ def test_configurations_are_compared_by_what_differs(sweep):
     assert found["query.kind"] == kinds
     assert not {"optim.lr", "eps", "seed", "algo.name", "results_dir", "dataset.name"} & found.keys()
     assert not any(name.startswith("configurations") for name in found)
+
+
+@pytest.mark.parametrize("others", [[80.0, 81.5, 79.0], [80.0, 85.0], [80.0, 80.0, 80.5]])
+def test_the_interval_of_a_difference_is_that_of_scipy(others):
+    values = [83.0, 84.1, 82.6, 85.0]
+    wanted = stats.ttest_ind(values, others, equal_var=False).confidence_interval(0.95)
+    assert difference_of_means(values, others) == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+
+
+@pytest.mark.parametrize("others", [[], [1.0], [1.0, float("nan")], [83.0, 83.0]])
+def test_a_difference_without_a_known_spread_has_no_interval(others):
+    assert difference_of_means([83.0, 83.0], others) is None
+
+
+def test_two_configurations_are_compared_by_the_interval_of_their_difference(sweep):
+    groups = [of_algorithm(sweep, name) for name in ("dpsgd", "disk")]
+    digests = [group[0].parent.name for group in groups]
+    outcome = results(sweep, "compare", digests[0], "vs", digests[1])
+    first, second = ([100 * final_accuracy(one) for one in group] for group in groups)
+    wanted = stats.ttest_ind(second, first, equal_var=False).confidence_interval(0.95)
+    difference = f"{statistics.fmean(second) - statistics.fmean(first):.2f} points"
+    interval = f"95 % interval {wanted.low:.2f} to {wanted.high:.2f} (Welch)"
+    line = f"test accuracy, {digests[1]} less {digests[0]}: {difference}, {interval}"
+    assert line in outcome.out.splitlines()
+    assert "Welch" not in results(sweep, "compare", digests[0], "vs", digests[1], "vs", digests[0]).out
 
 
 def test_groups_of_runs_are_compared(sweep):

@@ -74,6 +74,8 @@ def print_comparison(index: Index, arguments: Arguments, console: Console) -> No
         table.add_row(Text(name), *map(Text, cells))
     console.print(table)
     console.print("\nmean ± sample standard deviation over finished runs" + ("" if differing else "; settings agree"))
+    if difference := _difference(index, groups):
+        console.print(difference)
     searched = [group.name for group in groups if _configurations(index, group) > 1]
     if searched:
         console.print(
@@ -142,6 +144,38 @@ def _results(index: Index, groups: Sequence[Group]) -> Iterator[tuple[str, list[
             if name == "eps":
                 cells = [from_to(values) + _unproven(index, group) for values, group in zip(found, groups, strict=True)]
             yield shown, cells
+
+
+def _difference(index: Index, groups: Sequence[Group]) -> str | None:
+    """How far the accuracies of two configurations lie apart, in a line; None where no spread is known."""
+    if len(groups) != 2 or max(_configurations(index, group) for group in groups) > 1:
+        return None
+    first, second = ([100 * one for one in _numbers(index, group, SUMMARY + "test_accuracy.final")] for group in groups)
+    interval = difference_of_means(second, first)
+    if interval is None:
+        return None
+    low, high = interval
+    names = f"{groups[1].name} less {groups[0].name}"
+    return f"test accuracy, {names}: {(low + high) / 2:.2f} points, 95 % interval {low:.2f} to {high:.2f} (Welch)"
+
+
+def difference_of_means(values: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
+    """Ends of the 95 % interval of the mean of some numbers less that of others, by Student's distribution.
+
+    Variances may differ: Welch's degrees of freedom. None where either has fewer than two finite numbers, or all are
+    alike.
+    """
+    if min(len(values), len(others)) < 2 or not all(map(math.isfinite, (*values, *others))):
+        return None
+    squares = [statistics.variance(one) / len(one) for one in (values, others)]
+    if not sum(squares):
+        return None
+    from scipy.special import stdtrit  # takes a while to import
+
+    estimated = sum(square**2 / (len(one) - 1) for square, one in zip(squares, (values, others), strict=True))
+    reach = float(stdtrit(sum(squares) ** 2 / estimated, 0.975)) * math.sqrt(sum(squares))
+    difference = statistics.fmean(values) - statistics.fmean(others)
+    return difference - reach, difference + reach
 
 
 def _unproven(index: Index, group: Group) -> str:
