@@ -16,6 +16,7 @@ from dpbench.reproduction.arguments import parse as parse_reproduce
 from dpbench.results.arguments import help_text
 from dpbench.results.arguments import parse as parse_results
 from dpbench.results.selection import HASH
+from dpbench.training.budget import budget
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "results" / "scorecard.md"]
 # An indented block, and the lines of a shell function that stands for the interpreter.
@@ -48,6 +49,14 @@ def test_a_search_is_drawn_as_the_page_says(capsys):
     assert [line[-1] for line in lines] == [f"seed={number}" for number in range(len(lines))]
     (job,) = compose_each(lines[:1])
     assert job.config.privacy.search_runs == names["search"].mean
+
+
+def test_the_bound_of_samples_without_replacement_is_as_far_off_as_the_page_says():
+    text = " ".join((ROOT / "docs/privacy.md").read_text().split())
+    (said,) = re.findall(r"it asks for a multiplier of ([\d.]+) where `poisson` needs ([\d.]+) by RDP", text)
+    typed = ["dataset=cifar10", "batch_size=1000", "epochs=50", "eps=8", "privacy.accountant=rdp"]
+    found = [budget(job.config).noise_multiplier for job in compose_each([[*typed, "privacy=fixed_size"], typed])]
+    assert [f"{one:.2f}" for one in found] == list(said)
 
 
 def test_commands_of_all_kinds_are_found():
