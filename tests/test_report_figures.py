@@ -352,6 +352,14 @@ def test_a_method_has_one_colour_in_all_figures():
     assert len({colour(name) for name in ("DP", "KF", "LP-DPSGD", "ADP", "DP-PMLF", "DC-SGD-P", "DC-SGD-E")}) == 7
 
 
+def test_methods_of_ones_own_have_colours_that_no_other_has():
+    names = ("DP-SGD", "DiSK", "SoftLion", "Dual averaging", "Mine")
+    colours = palette.colours_of(names, methods=True)
+    assert len(set(colours.values())) == len(names)
+    assert colours["DP-SGD"] == palette.BASELINE
+    assert colours["Dual averaging"] != palette.colours_of(("Du",), methods=True)["Du"]
+
+
 def test_every_line_of_a_picture_can_be_told_from_the_others(tmp_path):
     for artefact in load_all(FILES):
         shown = picture_of(build_grid(artefact, Evidence(tmp_path, digest)))

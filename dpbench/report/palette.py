@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-# What a label has to contain, first match first; after it its colour. Baselines are grey, whatever their optimizer.
+# The words that a label has to contain, first match first; after them its colour. Baselines are grey, whatever their
+# optimizer; other methods, such as one's own, get colours that are left.
 METHODS = (
     (("PMLF", "released"), "#cc79a7"),
     (("w/o PM",), "#7f3b66"),
@@ -25,7 +28,7 @@ METHODS = (
     (("AdamBC",), "#8a8a8a"),
     (("non-DP", "published"), "#000000"),
 )
-BASELINE = "#555555"
+BASELINE, OF_BASELINES = "#555555", re.compile(r"^(DP|SGD|Noisy)")
 WITHOUT_PRIVACY = ("AdamW", "Lora")
 OTHERS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#555555")
 DASHES = ("-", "--", "-.")
@@ -61,17 +64,25 @@ def colours_of(names: Sequence[str], *, methods: bool) -> Mapping[str, str]:
         methods: whether they are methods; else numbers get shades from dark to light, names one of a few each.
     """
     if methods:
-        return {name: _of_method(name) for name in names}
+        known = {name: _of_method(name) for name in names}
+        left = cycle([one for one in OTHERS if one not in known.values() and one != BASELINE] or OTHERS)
+        return {name: colour or next(left) for name, colour in known.items()}
     if any("=" in name for name in names):
         places = np.linspace(0.0, 0.85, max(len(names), 2))
         return {name: to_hex(colormaps["viridis"](place)) for name, place in zip(names, places, strict=False)}
     return {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}
 
 
-def _of_method(name: str) -> str:
+def _of_method(name: str) -> str | None:
     if name in WITHOUT_PRIVACY:
         return "#000000"
-    return next((colour for parts, colour in METHODS if any(part in name for part in parts)), BASELINE)
+    found = (colour for parts, colour in METHODS if any(_has(name, part) for part in parts))
+    return next(found, BASELINE if OF_BASELINES.match(name) else None)
+
+
+def _has(name: str, part: str) -> bool:
+    """Whether a label contains something, not within a longer word: "Dual" is not "Du"."""
+    return re.search(rf"{re.escape(part)}(?![a-z])", name) is not None
 
 
 def dashes_of(names: Sequence[str], colours: Mapping[str, str]) -> Mapping[str, str]:
