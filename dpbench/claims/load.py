@@ -70,7 +70,7 @@ def load_all(folder: Path, papers: Sequence[str] = ()) -> tuple[Artefact, ...]:
     """
     named = papers or [paper for paper in SECTIONS if (folder / paper).is_dir()]
     require(bool(named), "claims", folder, f"a folder with folders of papers: {', '.join(SECTIONS)}")
-    for other in sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in SECTIONS):
+    for other in sorted(path for path in folder.glob("*") if path.is_dir() and path.name not in SECTIONS):
         if any(other.glob("*.yaml")):
             raise UserError(
                 f"expected one of {', '.join(SECTIONS)}; beyond is for what no paper has", field="claims", value=other
