@@ -352,6 +352,18 @@ NO_DATA = TABLE.replace("dataset=digits model=linear", "dataset=cifar100 model=l
 COMPUTED = "title: Computed\nkind: computed\nreason: by hand\nsource: made_up.md 7\nvalues: not printed\n"
 
 
+def test_smoke_goes_on_after_an_error_of_a_loader(tmp_path, monkeypatch):
+    def breaks(config):
+        raise ValueError("cut short\nhere")
+
+    monkeypatch.setattr(smoke, "load_splits", breaks)
+    claims(tmp_path, table_1=TABLE, table_2=NO_DATA)
+    outcome = run(tmp_path, "smoke=true")
+    assert outcome.code == 1
+    assert "adp/table_1: failed: ValueError: cut short here" in outcome.out
+    assert "adp/table_2: ran, " in outcome.out
+
+
 def test_smoke_tries_everything_and_leaves_nothing(tmp_path):
     text = TABLE.replace("dataset=digits model=linear", "dataset=sst2 model=bert_base").replace("optim.lr=0.5", "")
     claims(tmp_path, table_1=TABLE, table_2=NO_DATA, table_3=COMPUTED, table_4=text)

@@ -104,7 +104,7 @@ class Row:
 
 
 def print_table(rows: list[Row], console: Console) -> None:
-    """Print the runs, and below the table the folders and what went wrong."""
+    """Print the runs, below their folders, which may be many."""
     table = new_table()
     cells = [row.cells() for row in rows]
     shown = [i for i, name in enumerate(COLUMNS[:-1]) if name not in OPTIONAL or any(c[i] != NOTHING for c in cells)]
@@ -114,11 +114,11 @@ def print_table(rows: list[Row], console: Console) -> None:
     for of_row in cells:
         table.add_row(*(Text(visible(of_row[i])) for i in shown))
     console.print()
-    console.print(table)
-    console.print()
     for row in rows:
         if row.folder is not None:
             console.print(visible(f"{row.name}: {row.folder}"))
+    console.print()
+    console.print(table)
 
 
 def print_means(rows: list[Row], console: Console) -> None:

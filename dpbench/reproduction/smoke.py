@@ -94,6 +94,8 @@ class _Trial:
             return self._tried(*min(known, key=self._cost))
         except UserError as error:
             return True, f"failed: {error}"
+        except Exception as error:  # of a loader, say; the others are tried all the same
+            return True, f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
 
     def _cost(self, cell: tuple[Cell, Facts]) -> tuple[bool, float]:
         """Cells for which everything is here come first, then those of small models."""
