@@ -113,10 +113,10 @@ def print_table(rows: list[Row], console: Console) -> None:
         table.add_column(COLUMNS[i], justify="left" if left else "right", overflow="fold")
     for of_row in cells:
         table.add_row(*(Text(visible(of_row[i])) for i in shown))
-    console.print()
-    for row in rows:
-        if row.folder is not None:
-            console.print(visible(f"{row.name}: {row.folder}"))
+    if folders := [f"{row.name}: {row.folder}" for row in rows if row.folder is not None]:
+        console.print()
+    for line in folders:
+        console.print(visible(line))
     console.print()
     console.print(table)
 

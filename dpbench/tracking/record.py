@@ -222,7 +222,7 @@ class RunRecord:
     def require_lock(self) -> None:
         """Raise `LockLostError` where the lock was held and another process has taken it."""
         if self.lock.held:
-            with self._explained("the lock can't be read of"):
+            with self._explained("no lock can be read for"):
                 self.lock.check()
 
     def append_metrics(self, line: dict[str, Any]) -> None:
