@@ -119,6 +119,13 @@ def test_conditions_on_settings_and_results_choose_runs(sweep, conditions, count
         assert outcome.out == f"no such runs: none has {conditions.split()[-1]}\n"
 
 
+def test_a_value_that_is_spelled_like_one_of_a_run_is_named(sweep):
+    assert results(sweep, "list", "algo=dsik").out == "no such runs: none has algo=dsik; did you mean disk?\n"
+    assert results(sweep, "list", "algo=dsik,disc").out.endswith("; did you mean disk?\n")
+    assert results(sweep, "list", "eps=9").out == "no such runs: none has eps=9\n"
+    assert results(sweep, "list", "algo!=disk,dpsgd").out == "no such runs: none has algo!=disk,dpsgd\n"
+
+
 def test_runs_are_named_by_the_beginning_of_their_hashes(sweep):
     record = of_algorithm(sweep, "disk")[0]
     digest = record.parent.name
@@ -238,6 +245,11 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path, words):
         ("lst", "lst: expected one of list, compare,"),
         ("list optim.l=1", "optim.l: no record has such a setting; did you mean optim.lr"),
         ("list abc", "abc: expected setting=value, or at least four digits of a hash; see --help"),
+        (
+            "list accuracy",
+            "accuracy: expected setting=value, or at least four digits of a hash; "
+            "quote comparisons, as in 'accuracy>0.9'",
+        ),
         ("list eps=", "eps=: expected setting=value"),
         ("list eps<high", "eps<high: expected a number, to compare with"),
         ("list eps==8", "eps==8: expected one sign, =, !=, <=, >=, <, >"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from rich.text import Text
 from dpbench.console import make_console, new_table, print_whole
 from dpbench.errors import require, show
 from dpbench.results.arguments import Arguments
-from dpbench.results.selection import age, column_of, values_of
+from dpbench.results.selection import Condition, age, column_of, values_of
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import Index
 from dpbench.tracking.proven import UNPROVEN, is_proven
@@ -61,8 +62,20 @@ def print_list(index: Index, arguments: Arguments, console: Console) -> None:
 
 def _alone(index: Index, arguments: Arguments) -> str:
     """The conditions that no run meets."""
-    unmet = [one.text for one in arguments.selection.conditions if not any(one.met(index))]
-    return f": none has {', '.join(unmet)}" if unmet else ""
+    unmet = [one for one in arguments.selection.conditions if not any(one.met(index))]
+    if not unmet:
+        return ""
+    near = dict.fromkeys(word for one in unmet for word in _near(index, one))
+    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    return f": none has {', '.join(one.text for one in unmet)}{hint}"
+
+
+def _near(index: Index, condition: Condition) -> list[str]:
+    """Of values that records have those that are spelled like the ones which a condition asks for."""
+    if condition.sign != "=":
+        return []
+    held = {value for value in index.column(column_of(index, condition.key)) if isinstance(value, str)}
+    return [word for typed in condition.values for word in difflib.get_close_matches(typed, held, n=1)]
 
 
 def in_order(index: Index, places: Sequence[int], by: str) -> list[int]:

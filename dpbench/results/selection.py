@@ -154,7 +154,8 @@ class Selection:
                 values = _alternatives(condition["value"]) if several else (condition["value"],)
                 conditions.append(Condition(condition["key"], condition["sign"], values))
             else:
-                raise UserError(f"{word}: expected setting=value, or at least four digits of a hash; see --help")
+                hint = "; quote comparisons, as in 'accuracy>0.9'" if word in SHORT else "; see --help"
+                raise UserError(f"{word}: expected setting=value, or at least four digits of a hash{hint}")
         return cls(tuple(hashes), tuple(conditions), " ".join(words))
 
     def places(self, index: Index) -> list[int]:
