@@ -149,6 +149,13 @@ def test_any_flipped_byte_is_found(tmp_path):
             there.read(1, CPU)
 
 
+def test_what_holds_no_state_is_of_no_use(tmp_path):
+    there = Checkpoints(tmp_path)
+    there.write(1, [torch.arange(5)])  # type: ignore[arg-type]
+    with pytest.raises(DamagedError, match="holds no state"):
+        there.read(1, CPU)
+
+
 def test_a_run_begun_on_another_kind_of_device_is_left_alone(tmp_path):
     config = tiny()
     folder = stopped(config, tmp_path, 7)

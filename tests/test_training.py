@@ -166,14 +166,18 @@ def test_evaluations_come_when_asked():
     assert steps("epochs=1", "evaluation.every_epochs=null") == [15]
 
 
-def test_a_line_has_nine_digits_of_losses_and_norms_and_all_of_eps():
+def test_a_line_has_nine_digits_and_all_of_eps_and_accuracy():
     """Float32 numbers with neighbours stay apart, as do infinities and what is no number."""
     (metrics, *_) = trained("epochs=1", "eps=inf", "evaluation.every_epochs=null").metrics
     close = [np.float32(2.3), np.nextafter(np.float32(2.3), np.float32(3))]
-    lines = [replace(metrics, train_loss=float(loss), eps=2 / 3, test_loss=math.inf).as_dict() for loss in close]
+    odd = {"eps": 1 / 3, "test_loss": math.inf, "gradient_norm": math.nan, "epoch": 2 / 3, "test_accuracy": 2 / 3}
+    lines = [replace(metrics, train_loss=float(loss), **odd).as_dict() for loss in close]
     assert [line["train_loss"] for line in lines] == [2.29999995, 2.30000019]
     assert [np.float32(line["train_loss"]) for line in lines] == close
-    assert [(line["eps"], line["test_loss"]) for line in lines] == [(2 / 3, math.inf)] * 2
+    for line in lines:
+        assert (line["eps"], line["epoch"], line["test_accuracy"]) == (1 / 3, 0.666666667, 2 / 3)
+        assert line["test_loss"] == math.inf
+        assert math.isnan(line["gradient_norm"])
 
 
 def test_norms_in_the_metrics_are_those_of_the_closed_form():

@@ -148,7 +148,7 @@ def unpacked(payload: memoryview, device: torch.device) -> State:
         DamagedError: it can't be loaded.
     """
     try:
-        state: State = torch.load(
+        state = torch.load(
             io.BytesIO(payload),
             map_location=lambda storage, place: restored(storage, str(device) if place.startswith("cuda") else place),
             weights_only=True,
@@ -157,6 +157,8 @@ def unpacked(payload: memoryview, device: torch.device) -> State:
         if out_of_memory(error):
             raise
         raise DamagedError(f"can't be loaded ({type(error).__name__})") from error
+    if not isinstance(state, dict):
+        raise DamagedError("holds no state of a run")
     return state
 
 

@@ -29,8 +29,8 @@ from dpbench.wording import number_of
 
 # exp of more is no finite number.
 LARGEST_EXPONENT = 700.0
-# What a line of metrics.jsonl has of measured losses and norms: as many digits as tell float32 numbers apart.
-MEASURED, DIGITS = ("train_loss", "gradient_norm", "above_threshold", "test_loss"), 9
+# Digits of the numbers of metrics.jsonl, as many as tell float32 numbers apart, and what is held as it is.
+DIGITS, EXACT = 9, ("step", "test_accuracy", "eps", "seconds")
 
 
 class DivergedError(RuntimeError):
@@ -74,9 +74,15 @@ class Metrics:
     more: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers of a line by name; losses and norms to nine digits."""
+        """The numbers of a line by name, to nine digits but for counts, accuracies and eps."""
         own = {name: value for name, value in asdict(self).items() if name not in ("class_accuracy", "more")}
-        return own | {name: float(f"{own[name]:.{DIGITS}g}") for name in MEASURED} | self.more
+        rounded = {name: to_digits(value) for name, value in own.items() if name not in EXACT}
+        return own | rounded | self.more
+
+
+def to_digits(value: float) -> float:
+    """A number to `DIGITS` digits."""
+    return float(f"{value:.{DIGITS}g}")
 
 
 @dataclass

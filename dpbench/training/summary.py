@@ -8,6 +8,7 @@ from typing import Any
 from dpbench.config import RunConfig
 from dpbench.privacy import Ledger
 from dpbench.training.budget import Budget, search_eps
+from dpbench.training.loop import Metrics, to_digits
 from dpbench.training.resume import Training
 
 # Two accounts of the same releases differ by no more.
@@ -33,6 +34,11 @@ def spent_by(ledger: Ledger, *, diverged: bool) -> float:
     return (ledger.reaching(len(ledger.plan)) if diverged else ledger).epsilon()
 
 
+def by_class(metrics: Metrics) -> list[float | None]:
+    """The accuracy of each class, None where it has no samples."""
+    return [None if accuracy is None else to_digits(accuracy) for accuracy in metrics.class_accuracy]
+
+
 def summary_of(
     config: RunConfig, training: Training, ledger: Ledger, spends: Budget, *, diverged: bool
 ) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def summary_of(
             "best": best.test_accuracy if best else None,
             "best_step": best.step if best else None,
         },
-        "test_accuracy_by_class": last.class_accuracy if last else None,
+        "test_accuracy_by_class": by_class(last) if last else None,
         "test_loss": line.get("test_loss"),
         "gradient_norm": line.get("gradient_norm"),
         **(last.more if last else {}),
