@@ -1,4 +1,4 @@
-"""What docs/own_method.md and docs/own_data.md show and say to type."""
+"""What docs/own_method.md, docs/own_data.md and docs/own_claims.md show and say to type."""
 
 import re
 import shlex
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from cli import ROOT
 
-OWN_METHOD, OWN_DATA = ((ROOT / f"docs/{name}.md").read_text() for name in ("own_method", "own_data"))
+OWN_METHOD, OWN_DATA, OWN_CLAIMS = (
+    (ROOT / f"docs/{name}.md").read_text() for name in ("own_method", "own_data", "own_claims")
+)
 
 
 def write_own_method(folder: Path) -> Path:

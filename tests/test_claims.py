@@ -262,6 +262,7 @@ def test_swapped_rows_are_caught(planted):
         ("seeds: 3", "seeds: three", "seeds=three: expected a whole number > 0"),
         ("    3: eps=3", "    3: eps", "columns.eps.3=eps: expected settings of the form key=value"),
         ("    3: eps=3", "    3: 3", "columns.eps.3=3: expected settings in one line, such as algo=disk eps=8"),
+        ("    3: eps=3", "    3: eps=3 seed=0,1", "seed=0,1: expected settings without it; the key seeds"),
         ("    3: eps=3", "    3: [eps=3]", "columns.eps.3=[eps=3]: expected settings in one line, such as"),
         ("deviations:\n  - A", "deviations:\n  a:\n  - A", ": expected a list of sentences"),
         ("higher: {method: LP-DPAdamBC}\n    lower: {method: DPAdamBC}", "higher: {method: LP}\n    lower: {method: "

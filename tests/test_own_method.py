@@ -1,17 +1,14 @@
 """A method from outside the package: the examples of the documentation as they stand, and what is refused."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 from cli import PLAIN, ROOT, read, records, run, started, status, write_option
 from documented_examples import OWN_METHOD, typed, write_own_method
 
-from dpbench import reproduce
 from dpbench.cli.privacy import main as privacy
 from dpbench.config import compose_jobs, config_hash, resolved
-from dpbench.reproduction.times import Speed, Times
 from dpbench.run import main as dpbench_run
 
 README = (ROOT / "README.md").read_text()
@@ -67,18 +64,6 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
     (record,) = records(tmp_path / "own")
     assert read(record, "summary.json")["model"] == "patches"
     assert read(record, "summary.json")["test_accuracy"]["final"] > 0.3
-
-
-def test_the_example_of_a_table_is_planned(my_conf, monkeypatch, capsys):
-    ((name, table),) = re.findall(r"`(my_claims/\S+)`[^`]*```yaml\n(.*?)```", OWN_METHOD, re.DOTALL)
-    (my_conf.parent / name).parent.mkdir(parents=True)
-    (my_conf.parent / name).write_text(table)
-    (line,) = (line for line in OWN_METHOD.splitlines() if line.startswith("    python -m dpbench.reproduce"))
-    monkeypatch.chdir(my_conf.parent)
-    monkeypatch.setattr(Times, "speed", Speed(flops=1e9, overhead=1e-3))
-    assert reproduce.main([*shlex.split(line)[3:], "plan=true", *PLAIN[:2]]) == 0
-    # Two cells of three seeds; two of a search over two candidates, the better of which has two further seeds.
-    assert "What can be run here: 14 runs" in capsys.readouterr().out
 
 
 def test_the_privacy_command_takes_it(my_conf, capsys):

@@ -257,6 +257,9 @@ class _Reader:
             overrides |= labels[at[axis]]
         overrides |= rules["set"]
         overrides |= {key: grid[row, column] for key, grid in self.each.items() if (row, column) in grid}
+        for key in ("seed", "seeds"):
+            allowed = "settings without it; the key seeds of the file says how many runs a cell has"
+            require(key not in overrides, key, overrides.get(key), allowed)
         needs = {**self._mapping(content.get("needs"), "needs")}
         needs |= {key: rules[key] for key in ("weights", "hours", "source") if key in rules}
         _known(needs, {"weights", "hours", "source"}, "needs.")
