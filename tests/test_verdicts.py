@@ -143,6 +143,14 @@ def test_too_few_seeds(world):
     assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60.00 %"
 
 
+def test_a_number_that_no_record_holds_waits_for_no_runs(world):
+    """Nor has a run failed that finished without it."""
+    validation = "metric: validation_accuracy\n"
+    finding = world.values(60, 60, 60, change=lambda text: text.replace("needs:", validation + "needs:"))
+    assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.NOT_RECORDED)
+    assert finding.detail == "needs a validation split, on which no run is evaluated"
+
+
 def test_seeds_count_in_whichever_order_they_finish(world):
     """Only a search has to wait for its first one."""
     for seed in (1, 2):

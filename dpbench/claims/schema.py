@@ -40,6 +40,8 @@ METRICS = (
     "cider",
 )
 WITHOUT_RUNS = ("computed", "selected", "wall_seconds")
+# Those of `METRICS` that no record holds, and why.
+NOT_RECORDED = {"validation_accuracy": "a validation split, on which no run is evaluated"}
 LESS_IS_BETTER = ("test_error", "test_loss", "validation_loss")
 
 

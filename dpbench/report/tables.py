@@ -6,7 +6,7 @@ import csv
 from collections.abc import Iterable, Iterator
 from io import StringIO
 
-from dpbench.claims import Cell, Kind, Outcome, Scorecard
+from dpbench.claims import Cell, Kind, Lack, Outcome, Scorecard
 from dpbench.claims.schema import Words
 from dpbench.markdown import table
 from dpbench.report.grid import Entry, Grid
@@ -130,7 +130,8 @@ def _note(entry: Entry) -> str:
         return f"quoted from {entry.cell.quoted}"
     if finding is None:
         return entry.remark or ""
-    return "" if finding.outcome == Outcome.NOT_RUN else finding.detail
+    waiting = finding.outcome == Outcome.NOT_RUN and finding.lack != Lack.NOT_RECORDED
+    return "" if waiting else finding.detail
 
 
 def _claims(grid: Grid) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpbench.claims import Cell
+from dpbench.claims.schema import NOT_RECORDED
 from dpbench.data import TextDataset
 from dpbench.data.sources import Source, State
 from dpbench.data.tokenizers import tokenizer_here
@@ -15,9 +16,6 @@ from dpbench.files import names_weights_file
 from dpbench.models.pretrained import hub_repository, weights_here
 from dpbench.reproduction.facts import Facts
 from dpbench.scores import wordnet
-
-# Metrics that no record holds.
-NOT_RECORDED = {"validation_accuracy": "a validation split, on which no run is evaluated"}
 
 
 class Missing(NamedTuple):
