@@ -73,27 +73,53 @@ def fastest_seconds(works: Sequence[Callable[[], object]], device: torch.device,
 def prepare_device(device: torch.device) -> None:
     """Settings of the process under which training is exact and fast.
 
-    Float32 products are not rounded to TensorFloat-32, in which the norms that bound a sample would be off by up to
-    1e-3; convolutions are deterministic; and on a CPU, memory that was freed is reused instead of given back, because
-    fresh pages cost more than the arithmetic on them.
+    Float32 products are not rounded to TensorFloat-32 or bfloat16, in which the norms that bound a sample would be off
+    by up to 1e-3 or more; convolutions are deterministic; and on a CPU, memory that was freed is reused instead of
+    given back, because fresh pages cost more than the arithmetic on them.
     """
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     # What is set for all kinds of products at once would be inherited by these two.
     cudnn: Any = torch.backends.cudnn
     cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
+    for products in _of_processors():
+        products.fp32_precision = "ieee"
     torch.backends.cudnn.deterministic = True
     if device.type == "cpu":
         keep_freed_memory()
 
 
 def require_exact_products(device: torch.device) -> None:
-    """Raise `UserError` where a GPU may round float32 products to TensorFloat-32, as it may by torch's own settings."""
-    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn  # type: ignore[attr-defined]
-    if device.type == "cuda" and any(of.fp32_precision == "tf32" for of in settings):
+    """Raise `UserError` where float32 products may be rounded: on a GPU, to TensorFloat-32, by torch's own settings."""
+    cudnn: Any = torch.backends.cudnn
+    on_gpu = device.type == "cuda"
+    settings = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn) if on_gpu else _of_processors()
+    rounded = {str(of.fp32_precision) for of in settings} & {"tf32", "bf16"}
+    if rounded:
+        to = " and ".join({"tf32": "TensorFloat-32", "bf16": "bfloat16"}[one] for one in sorted(rounded))
         raise UserError(
-            "this process lets a GPU round products to TensorFloat-32, so that norms, which bound what a sample adds, "
-            "would be off by up to 1e-3; call dpbench.devices.prepare_device(device) before anything is computed"
+            f"this process lets a {'GPU' if on_gpu else 'CPU'} round products to {to}, so that norms, which bound what "
+            "a sample adds, would be off by up to 1e-3 or more; call dpbench.devices.prepare_device(device) before "
+            "anything is computed"
+        )
+
+
+def _of_processors() -> tuple[Any, ...]:
+    """Where torch holds whether products on a CPU may be rounded."""
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.matmul, mkldnn.conv, mkldnn.rnn
+
+
+def require_no_autocast(device: torch.device) -> None:
+    """Raise `UserError` within a context of autocast, in which norms and sums of gradients would be rounded, too.
+
+    One sample then changes the rounding of a whole sum, by more than what it is clipped to.
+    """
+    if torch.is_autocast_enabled(device.type):
+        raise UserError(
+            "a private step within torch.autocast would round the sum of clipped gradients, so that a sample could "
+            "move it by more than it is clipped to; take the step outside of that context: "
+            "PerSampleGradients(..., autocast=torch.bfloat16), or precision=bfloat16, has the model alone run in it"
         )
 
 

@@ -316,6 +316,9 @@ def test_the_findings_of_dp_pmlf_have_the_numbers_of_their_records(grids):
         "the released code's sum and noise, step 5": "released, its noise, step times 10",
         "the same, with the noise that its eps needs": "released, step times 10",
         "InnerOuter, step 0.5": "InnerOuter",
+        "the released code's sum and noise, heavy ball": "released, its noise, heavy ball",
+        "the same heavy ball, with the noise that its eps needs": "released, heavy ball",
+        "DPSGD, step 10, half the noise": "DPSGD, half the noise, step times 20",
     }
     assert {name: cells for name, cells in shown.items() if name in of} == {name: found[of[name]] for name in of}
     assert all(name in of or name.startswith(("*printed", "---")) for name in shown)

@@ -1,6 +1,7 @@
 """Per-sample gradients under autocast."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from gradient_checks import FALLBACK, cross_entropy, next_token, read_out, restr
 from small_models import Attention, Language, Recurrent, Tokens
 from torch import nn
 
+from dpbench.errors import UserError
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.models.layers import WSConv2d
 from dpbench.query import Point
@@ -94,6 +96,41 @@ def test_a_model_without_books_is_run_by_autocast_too(plain):
     assert half._way.by_plain_autograd == whole._way.by_plain_autograd == plain
     torch.testing.assert_close(norms, close, rtol=0.05, atol=0)
     assert not torch.allclose(norms, close, rtol=1e-6)
+
+
+def test_a_step_within_somebody_elses_autocast_is_refused():
+    """Its norms and sums, too, would be in bfloat16, where one sample moves the sum by more than its share."""
+    model = read_out(nn.Linear(6, 4), example=torch.zeros(1, 6))
+    flat = FlatParameters(model)
+    x, y, points = torch.randn(5, 6), torch.randint(3, (5,)), [Point(1.0, flat.vector)]
+    for kind in (None, torch.bfloat16):
+        gradients = PerSampleGradients(model, flat, cross_entropy, autocast=kind)
+        with torch.autocast("cpu", torch.bfloat16):
+            with pytest.raises(UserError, match=r"within torch.autocast.*autocast=torch.bfloat16"):
+                gradients.clipped_sum(points, [(x, y)], torch.ones_like)
+            with pytest.raises(UserError, match=r"within torch\.autocast"):
+                gradients.record(points, x, y)
+        assert gradients.record(points, x, y).norms().dtype == torch.float32
+
+
+@pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
+@pytest.mark.parametrize("plain", [False, True])
+def test_weights_in_half_precision_are_those_of_the_iterate_within_any_context(plain):
+    """torch keeps them until the outermost context ends, also where that is one that turns autocast off."""
+    model = Outside((lambda h: h * float(h.detach().sum() < torch.inf)) if plain else nn.Identity())
+    x, y, flat = torch.randn(5, 24), torch.randint(3, (5,)), FlatParameters(model)
+    points = [Point(1.4, flat.vector + torch.randn_like(flat.vector)), Point(-0.4, flat.vector)]
+    gradients = PerSampleGradients(model, flat, cross_entropy, autocast=torch.bfloat16)
+    want = gradients.record(points, x, y).norms()
+    with torch.autocast("cpu", enabled=False):
+        torch.testing.assert_close(gradients.record(points[1:], x, y).norms(), alone(gradients, points[1:], x, y))
+        torch.testing.assert_close(gradients.record(points, x, y).norms(), want, rtol=1e-6, atol=0)
+
+
+def alone(gradients, points, x, y):
+    """Norms found in a thread of its own, whose contexts are no others'."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: gradients.record(points, x, y).norms()).result()
 
 
 def assert_half_exact(model, x, y, loss, strategies):

@@ -137,6 +137,21 @@ def test_a_gpu_that_would_round_products_is_refused():
     prepare_device(gpu)
 
 
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("products", ["matmul", "conv", "rnn"])
+def test_a_cpu_that_would_round_products_is_refused(products, precision):
+    """As after torch.set_float32_matmul_precision("medium")."""
+    here = torch.device("cpu")
+    prepare_device(here)
+    getattr(torch.backends.mkldnn, products).fp32_precision = precision
+    try:
+        with pytest.raises(UserError, match=r"lets a CPU round products to (TensorFloat-32|bfloat16), so that norms"):
+            require_exact_products(here)
+    finally:
+        prepare_device(here)
+    require_exact_products(here)
+
+
 def test_batches_without_samples_are_steps_of_noise():
     """At an expected batch of one, about a third of the draws are empty."""
     names = carried_out(changed("256, 20, 3.0", "1, 20, 3.0", SEEDED))

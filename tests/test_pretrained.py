@@ -1,5 +1,6 @@
 """Models that begin with weights from elsewhere, which these tests make themselves."""
 
+import hashlib
 from dataclasses import replace
 
 import huggingface_hub
@@ -14,7 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTModel
 from dpbench import models
 from dpbench.data import ImageDataset
 from dpbench.errors import UserError
-from dpbench.models.pretrained import weights_here
+from dpbench.models.pretrained import weights_digest, weights_here
 
 CIFAR10 = ImageDataset("cifar10", channels=3, height=32, width=32, mean=[0.0] * 3, std=[1.0] * 3)
 
@@ -157,6 +158,27 @@ def test_weights_of_another_model(saved, settings, complaint):
     assert refusal(saved[1], **settings) == f"these are weights of another model: {complaint}"
 
 
+def test_weights_for_patches_of_another_size(tmp_path):
+    """timm would resample the patches, as it does the positions."""
+    other = VisionTransformer(img_size=32, patch_size=16, embed_dim=24, depth=2, num_heads=3, num_classes=7)
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    complaint = "these are weights of another model: their patches have 16 pixels, not 8"
+    assert refusal(tmp_path / "model.safetensors") == complaint
+
+
+def test_weights_of_models_that_resemble_a_vit(saved):
+    """Keys without bias, as BEiT's; positions that are no square, as those of distilled DeiT."""
+    model, file = saved
+    weights = model.state_dict()
+    save_file({**weights, "pos_embed": torch.zeros(1, 18, 24)}, file)
+    assert refusal(file, image_size=64).startswith("these are weights of another model: they are laid out otherwise (")
+    layer = "beit.encoder.layer.0.attention.attention"
+    names = ("beit.embeddings.patch_embeddings.projection.weight", f"{layer}.query.bias", f"{layer}.value.bias")
+    save_file({name: torch.zeros(24) for name in names}, file)
+    complaint = "these are weights of another model: they are laid out otherwise (KeyError: "
+    assert refusal(file).startswith(complaint)
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """A hub that holds the given files; whoever asks is noted."""
@@ -196,9 +218,10 @@ def test_weights_come_from_the_hub(saved, hub, source, repository, name):
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (LocalEntryNotFoundError("offline"), "no network, and not in its cache"),
+        (LocalEntryNotFoundError("offline"), "not in its cache, and it does not answer"),
         (EntryNotFoundError("empty"), "it holds no model.safetensors or pytorch_model.bin"),
         (OSError("refused"), "OSError"),
+        (ZeroDivisionError("of a library below"), "ZeroDivisionError"),
     ],
 )
 def test_a_hub_that_has_no_weights_is_one_sentence(hub, error, reason):
@@ -213,18 +236,21 @@ def test_a_hub_that_has_no_weights_is_one_sentence(hub, error, reason):
 
 
 def test_weights_in_the_hubs_cache_are_found_without_a_network(tmp_path, monkeypatch):
-    """Of a repository that has the older kind of file alone, which is the one file that is asked for."""
+    """Of a repository that has the older kind of file alone; the hub is not asked."""
     model, snapshot = timms(), "0123456789" * 4
     for folder in ("refs", f"snapshots/{snapshot}"):
         (tmp_path / "models--owner--vit" / folder).mkdir(parents=True)
     (tmp_path / "models--owner--vit/refs/main").write_text(snapshot)
     torch.save(model.state_dict(), tmp_path / f"models--owner--vit/snapshots/{snapshot}/pytorch_model.bin")
     asked, download = [], huggingface_hub.hf_hub_download
+    digest = hashlib.sha256((tmp_path / f"models--owner--vit/snapshots/{snapshot}/pytorch_model.bin").read_bytes())
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *of: asked.append(of[1]) or download(*of))
     assert weights_here("owner/vit")
     assert_same_features(built("owner/vit"), lambda x: model.forward_features(x)[:, 0])
-    assert asked == ["pytorch_model.bin"]
+    assert weights_digest("owner/vit") == digest.hexdigest()
+    assert asked == []
     assert not weights_here("owner/other")
-    assert "(no network, and not in its cache)" in refusal("owner/other")
+    assert "(not in its cache, and it does not answer)" in refusal("owner/other")
+    assert asked == ["model.safetensors"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,7 @@ import transformers
 from cli import PLAIN, ROOT, run
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from dpbench.clip import ThresholdClip
 from dpbench.data import IGNORED, Prompts, TokenSplit
@@ -354,6 +356,37 @@ def test_a_tokenizer_that_is_missing_or_damaged_is_said(tmp_path):
         open_tokenizer("gpt2", tmp_path, download=False)
 
 
+COMMIT = "0123456789" * 4
+
+
+def test_a_tokenizer_in_the_hubs_cache_is_taken_as_it_is(tmp_path, monkeypatch):
+    """With data.download=true, too; the hub is asked only for one that is not there, and but once if it is silent."""
+    snapshot = tmp_path / "models--owner--words/snapshots" / COMMIT
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", *map(str, range(100))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    transformers.BertTokenizerFast.from_pretrained(str(tmp_path)).save_pretrained(snapshot)
+    transformers.BertConfig().save_pretrained(snapshot)
+    (tmp_path / "models--owner--words/refs").mkdir()
+    (tmp_path / "models--owner--words/refs/main").write_text(COMMIT)
+    asked = []
+
+    def silent(repository, name):
+        asked.append((repository, name))
+        raise LocalEntryNotFoundError("no answer")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", silent)
+    for download in (False, True):
+        tokenizer = open_tokenizer("owner/words", tmp_path, download=download)
+        assert tokenizer.encode(["hello"], None, 16) == [[2, 5, 3]]
+    with pytest.raises(UserError, match="owner/other is not in the cache of the hub"):
+        open_tokenizer("owner/other", tmp_path, download=False)
+    assert asked == []
+    with pytest.raises(UserError, match="owner/other is not to be had from the hub"):
+        open_tokenizer("owner/other", tmp_path, download=True)
+    assert asked == [("owner/other", "tokenizer_config.json")]
+
+
 def split_of(lengths, *, generates=False, padding=0, longest=20):
     samples = [list(range(1, n + 1)) for n in lengths]
     labels = [1] * len(lengths) if generates else [n % 3 for n in lengths]
@@ -637,6 +670,10 @@ def test_weights_of_masked_language_modelling_are_loaded_under_a_new_head(tmp_pa
         built = replace(model, pretrained=str(tmp_path)).build(config.dataset)
         for name, value in built.net.state_dict().items():
             assert name.startswith("classifier.") or torch.equal(value, weights[name])
+        torch.save(published.state_dict(), tmp_path / "pytorch_model.bin")  # without a head, and so without a prefix
+        bare = replace(model, pretrained=str(tmp_path)).build(config.dataset)
+        for name, value in bare.net.state_dict().items():
+            assert name.startswith("classifier.") or torch.equal(value, weights[name])
 
 
 def test_gpt2_is_loaded_from_published_names_and_stays_tied(tmp_path):
@@ -652,6 +689,10 @@ def test_gpt2_is_loaded_from_published_names_and_stays_tied(tmp_path):
     ids = torch.tensor([[1, 2, 3]])
     assert torch.equal(source(ids), built(ids))
     assert built.net.lm_head.weight is built.net.transformer.wte.weight
+    whole = {**source.net.state_dict(), "lm_head.weight": source.net.lm_head.weight + 1}
+    torch.save(whole, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="weights of another model: their head is not the embedding of the tokens"):
+        replace(config.model, pretrained=str(tmp_path)).build(config.dataset)
 
 
 def test_missing_weights_are_said(tmp_path):

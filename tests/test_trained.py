@@ -1,5 +1,6 @@
 """The model of a record, taken as the documentation says, against what the record says of it."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -109,6 +110,10 @@ def test_weights_that_a_model_began_with_are_not_needed(texts):
     weights = texts / "elsewhere.safetensors"
     save_file(load_trained(first).model.net.state_dict(), weights)
     record = trained_by(texts / "second", *settings, *sizes, f"model.pretrained={weights}", "epochs=0.5")
+    origin = json.loads((record / "provenance.json").read_text())
+    assert origin["weights"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert {"transformers", "tokenizers", "rouge-score"} <= origin["versions"].keys()
+    assert "weights" not in json.loads((first / "provenance.json").read_text())
     before = {name: value.clone() for name, value in load_trained(record).model.state_dict().items()}
     weights.unlink()
     after = load_trained(record).model.state_dict()

@@ -24,6 +24,8 @@ KNOWN = {
 }
 # What a vocabulary alone does not say, and transformers takes for true.
 OF_NAMES = {"bert-base-cased": {"do_lower_case": False}}
+# A file that these have on the hub, as most others do.
+CONFIG = "tokenizer_config.json"
 # No vocabulary has fewer ids.
 FEWEST = 100
 
@@ -107,31 +109,33 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
         name: "bytes"; one of `KNOWN`, from `tokenizers/<name>/` under the data root, or from the hub; a folder that
             transformers saved one to; or the id of a hub repository.
         root: data root.
-        download: fetch it from the hub where it is neither here nor in the hub's cache.
+        download: fetch it from the hub where it is neither here nor in the hub's cache, which is taken as it is.
 
     Raises:
         UserError: it is not there or can't be read.
     """
     if name == BYTES:
         return Bytes()
+    import huggingface_hub
     import transformers
 
-    kind, source = _kind_and_source(name)
+    source = _kind_and_source(name)[1]
     local = _local(name, root)
     here = os.path.isdir(local)  # pathlib raises where a name is longer than a file system takes
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.ERROR)
+    libraries = transformers.logging, huggingface_hub.logging
+    levels = [library.get_verbosity() for library in libraries]
+    for library in libraries:
+        library.set_verbosity(logging.ERROR)  # the hub's tells of each attempt
     try:
-        found = getattr(transformers, kind).from_pretrained(
-            str(local) if here else source,
-            local_files_only=here or not download,
-            trust_remote_code=False,  # without it transformers asks whoever sits at the terminal
-            **OF_NAMES.get(name, {}),
-        )
-        opened = Pretrained(name, found)
-        # Where files are missing, transformers may make a tokenizer that knows no words.
-        if opened.vocabulary < FEWEST:
-            raise FileNotFoundError
+        if here:
+            return _opened(name, str(local), local=True)
+        try:
+            return _opened(name, source, local=True)
+        except Exception:  # of what the cache lacks
+            if not download:
+                raise
+        _require_answer(source)
+        return _opened(name, source, local=False)
     except Exception as error:  # whatever the network and the parsing of damaged files run into
         if here:
             raise _error(name, f"{local} can't be read ({type(error).__name__}); fetch its files anew") from error
@@ -143,7 +147,37 @@ def open_tokenizer(name: str, root: Path, *, download: bool) -> Tokenizer:
             "the tokenizer into that folder",
         ) from error
     finally:
-        transformers.logging.set_verbosity(level)
+        for library, level in zip(libraries, levels, strict=True):
+            library.set_verbosity(level)
+
+
+def _require_answer(repository: str) -> None:
+    """Raise whatever asking the hub for one file runs into: transformers would ask for each of them, for minutes."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        huggingface_hub.hf_hub_download(repository, CONFIG)
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:  # a repository without it
+        return
+
+
+def _opened(name: str, source: str, *, local: bool) -> Pretrained:
+    """The tokenizer in a folder or a repository; raises whatever reading it runs into."""
+    import transformers
+
+    found = getattr(transformers, _kind_and_source(name)[0]).from_pretrained(
+        source,
+        local_files_only=local,
+        trust_remote_code=False,  # without it transformers asks whoever sits at the terminal
+        **OF_NAMES.get(name, {}),
+    )
+    opened = Pretrained(name, found)
+    # Where files are missing, transformers may make a tokenizer that knows no words.
+    if opened.vocabulary < FEWEST:
+        raise FileNotFoundError
     return opened
 
 
@@ -156,7 +190,7 @@ def tokenizer_here(name: str, root: Path) -> bool:
     import huggingface_hub
 
     try:
-        found = huggingface_hub.try_to_load_from_cache(_kind_and_source(name)[1], "tokenizer_config.json")
+        found = huggingface_hub.try_to_load_from_cache(_kind_and_source(name)[1], CONFIG)
     except ValueError:  # no name of a repository
         return False
     return isinstance(found, str)

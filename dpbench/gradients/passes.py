@@ -115,8 +115,12 @@ class Passes:
         return Passes(copy, FlatParameters(copy), self.loss, views=self.views)
 
     def autocast(self) -> torch.autocast:
-        """The context in which the model runs."""
-        return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half)
+        """The context in which the model runs.
+
+        It keeps no weights in half precision from one use to the next: within a context of somebody else torch would
+        keep them for longer than the iterate that they are of.
+        """
+        return torch.autocast(self.flat.vector.device.type, self._autocast, enabled=self.in_half, cache_enabled=False)
 
     def record_by(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Tape:
         """Per-sample gradients of one micro-batch, by a way that is not compared with anything.

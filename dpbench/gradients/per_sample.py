@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 
 from torch import Tensor, nn
 
-from dpbench.devices import may_be_out_of_memory, require_exact_products
+from dpbench.devices import may_be_out_of_memory, require_exact_products, require_no_autocast
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
@@ -89,9 +89,10 @@ class PerSampleGradients(Passes):
 
         Raises:
             TypeError: a micro-batch is no pair of tensors.
-            UserError: the model trains other parameters than the flat ones.
+            UserError: the model trains other parameters than the flat ones, or autocast is on.
         """
         self.flat.require_of(self.model)
+        require_no_autocast(self.flat.vector.device)
         running = Running(self.flat.vector, remainder=remainder)
         before = Buffers(self.model)
         for part in batch:
@@ -194,10 +195,11 @@ class PerSampleGradients(Passes):
             targets: (B, ...).
 
         Raises:
-            UserError: gradients of this batch are wrong, though those of batches before were right; or the model trains
-                other parameters than the flat ones.
+            UserError: gradients of this batch are wrong, though those of batches before were right; the model trains
+                other parameters than the flat ones; or autocast is on.
         """
         self.flat.require_of(self.model)
+        require_no_autocast(self.flat.vector.device)
         return self._record(self.way(points, inputs, targets), points, inputs, targets, Buffers(self.model))
 
     def _record(self, way: Way, points: Sequence[Point], inputs: Tensor, targets: Tensor, buffers: Buffers) -> Tape:

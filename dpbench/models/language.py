@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from dpbench.data import Dataset
 from dpbench.errors import require
 from dpbench.models.base import PretrainedModel, require_transformer
-from dpbench.models.pretrained import Weights, load_pretrained, train_only
+from dpbench.models.pretrained import OtherModelError, Weights, load_pretrained, train_only
 from dpbench.models.text import TextModel
 
 FAMILIES = ("roberta", "bert")
@@ -209,11 +210,13 @@ class NextToken(nn.Module):
 
 
 def _body(family: str) -> Callable[[Weights], Weights]:
-    """What a checkpoint of masked language modelling has for a classifier, under its names."""
+    """What a checkpoint of masked language modelling, or of the model without a head, has for a classifier."""
 
     def adapt(weights: Weights) -> Weights:
         kept: Weights = {}
+        bare = not any(name.startswith(f"{family}.") for name in weights)
         for name, value in weights.items():
+            name = f"{family}.{name}" if bare else name
             name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
             if name.endswith("position_ids") or (family == "roberta" and name.startswith("roberta.pooler.")):
                 continue
@@ -229,6 +232,9 @@ def _tied(weights: Weights) -> Weights:
     own = ("transformer.", "lm_head.")
     named = {name if name.startswith(own) else f"transformer.{name}": value for name, value in weights.items()}
     kept = {name: value for name, value in named.items() if not re.search(r"\.attn\.(masked_)?bias$", name)}
-    if "transformer.wte.weight" in kept:
-        kept["lm_head.weight"] = kept["transformer.wte.weight"]
+    embedding = kept.get("transformer.wte.weight")
+    if embedding is not None:
+        if not torch.equal(kept.get("lm_head.weight", embedding), embedding):
+            raise OtherModelError("their head is not the embedding of the tokens")
+        kept["lm_head.weight"] = embedding
     return kept

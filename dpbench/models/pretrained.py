@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -18,6 +19,10 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 Weights = dict[str, Tensor]
 
 
+class OtherModelError(Exception):
+    """Weights are another model's; in words that go on from "these are weights of another model"."""
+
+
 def load_pretrained(
     net: nn.Module, source: str, *, head: str | tuple[str, ...] = (), adapt: Callable[[Weights], Weights] = lambda w: w
 ) -> None:
@@ -27,13 +32,19 @@ def load_pretrained(
         net: the model.
         source: a file of weights, a folder that holds one, the id of a hub repository, or the name of one of timm's.
         head: how the names of the head's parameters begin; nothing where the head is among the weights.
-        adapt: gives the weights the names and shapes of the model's.
+        adapt: gives the weights the names and shapes of the model's; raises `OtherModelError`, or whatever it runs
+            into, where they are of none that it knows.
 
     Raises:
         UserError: there are no such weights, or they are another model's.
     """
-    file = weights_file(source)
-    weights = {name: value for name, value in adapt(_read(file, source)).items() if not name.startswith(head)}
+    found = _read(weights_file(source), source)
+    try:
+        weights = {name: value for name, value in adapt(found).items() if not name.startswith(head)}
+    except OtherModelError as error:
+        raise _other_model(source, str(error)) from error
+    except (KeyError, IndexError, ValueError, RuntimeError) as error:  # of timm's reshaping, too
+        raise _other_model(source, f"they are laid out otherwise ({type(error).__name__}: {error})") from error
     own = net.state_dict()
     for name, value in own.items():
         if name.startswith(head):
@@ -78,6 +89,16 @@ def weights_file(source: str) -> Path:
     return found
 
 
+def weights_digest(source: str) -> str:
+    """SHA-256 of the file that a source names, in hexadecimal digits.
+
+    Raises:
+        UserError: there is none.
+    """
+    with weights_file(source).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def weights_here(source: str) -> bool:
     """Whether `weights_file` would find them without a network; reads no weights."""
     path = _local(source)
@@ -85,7 +106,7 @@ def weights_here(source: str) -> bool:
         return os.path.isfile(path) or _in_folder(path) is not None
     repository = hub_repository(source)
     try:
-        return any(_is_cached(repository, name) for name in FILES)
+        return _cached(repository) is not None
     except ValueError:  # no name of a repository
         return False
 
@@ -115,14 +136,16 @@ def hub_repository(source: str) -> str:
     return f"timm/{source}"
 
 
-def _is_cached(repository: str, name: str) -> bool:
-    """Whether the hub's cache has a file; raises `ValueError` where there can be no such repository."""
+def _cached(repository: str) -> Path | None:
+    """Weights in the hub's cache; None without any. Raises `ValueError` where there can be no such repository."""
     import huggingface_hub
 
-    return isinstance(huggingface_hub.try_to_load_from_cache(repository, name), str)
+    found = (huggingface_hub.try_to_load_from_cache(repository, name) for name in FILES)
+    return next((Path(path) for path in found if isinstance(path, str)), None)
 
 
 def _from_hub(source: str) -> Path:
+    """Weights in the hub's cache as they are, which takes no network, or else from the hub."""
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -131,16 +154,17 @@ def _from_hub(source: str) -> Path:
     huggingface_hub.logging.set_verbosity(logging.ERROR)  # it tells of each attempt
     reason = ""
     try:
-        # What the cache has goes first: without a network the hub's library tries for half a minute to find another.
-        for name in sorted(FILES, key=lambda name: not _is_cached(repository, name)):
+        if (cached := _cached(repository)) is not None:
+            return cached
+        for name in FILES:
             try:
                 return Path(huggingface_hub.hf_hub_download(repository, name))
             except LocalEntryNotFoundError:
-                reason = "no network, and not in its cache"
+                reason = "not in its cache, and it does not answer"
                 break
             except EntryNotFoundError:
                 reason = f"it holds no {' or '.join(FILES)}"
-    except (OSError, ValueError, RuntimeError) as error:  # no such repository, or no name of one
+    except Exception as error:  # no such repository, no name of one, or whatever the network and the disk run into
         reason = type(error).__name__
     finally:
         huggingface_hub.logging.set_verbosity(verbosity)

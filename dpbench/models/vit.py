@@ -14,7 +14,7 @@ from dpbench.data import ImageDataset
 from dpbench.errors import require
 from dpbench.models.base import PretrainedModel, require_transformer
 from dpbench.models.inputs import colour_input
-from dpbench.models.pretrained import Weights, load_pretrained, train_only
+from dpbench.models.pretrained import OtherModelError, Weights, load_pretrained, train_only
 
 TRAINED: dict[str, Callable[[str], bool]] = {
     "all": lambda name: True,
@@ -76,7 +76,12 @@ class VisionTransformer(PretrainedModel):
         if self.pretrained is not None:
 
             def adapt(weights: Weights) -> Weights:
-                return vision_transformer.checkpoint_filter_fn(in_timms_layout(weights), net)
+                named = in_timms_layout(weights)
+                patches = named.get("patch_embed.proj.weight")
+                # timm would resample them as it does the positions.
+                if patches is not None and patches.ndim == 4 and patches.shape[-1] != self.patch:
+                    raise OtherModelError(f"their patches have {patches.shape[-1]} pixels, not {self.patch}")
+                return vision_transformer.checkpoint_filter_fn(named, net)
 
             load_pretrained(net, self.pretrained, head="head.", adapt=adapt)
         train_only(net, TRAINED[self.trained])

@@ -28,6 +28,18 @@ PACKAGES = (
     "opacus",
     "scikit-learn",
 )
+# Of a run that reads texts or begins with others' weights, which loads one of the first two.
+FURTHER = (
+    "transformers",
+    "timm",
+    "tokenizers",
+    "datasets",
+    "huggingface-hub",
+    "peft",
+    "nltk",
+    "sacrebleu",
+    "rouge-score",
+)
 
 
 def _git(*arguments: str) -> str | None:
@@ -84,6 +96,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
     `dirty` is of what computes, the package and its configs: runs write beside them, and so change the checkout.
     """
     tracked = _in_checkout()
+    further = () if sys.modules.keys().isdisjoint(FURTHER[:2]) else FURTHER
     changes = _git("status", "--porcelain", "--", ":/dpbench", ":/conf") if tracked else None
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,7 +105,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "command": command_line(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {package: _version(package) for package in PACKAGES},
+        "versions": {package: _version(package) for package in (*PACKAGES, *further)},
         "device": describe(device),
         "seeded_noise": SEEDED_NOISE,
         "cuda": torch.version.cuda if device.type == "cuda" else None,

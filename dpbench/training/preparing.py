@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from dpbench.config import RunConfig
 from dpbench.data import Splits
 from dpbench.devices import choose_device, describe, prepare_device
+from dpbench.models import PretrainedModel
+from dpbench.models.pretrained import weights_digest
 from dpbench.privacy import Ledger
 from dpbench.tracking import RunRecord
 from dpbench.tracking.provenance import gone_on, provenance
@@ -89,6 +91,8 @@ def prepare(
 
     training, found = keeper.resume(begin)
     origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": team.size}
+    if isinstance(config.model, PretrainedModel) and config.model.pretrained is not None:
+        origin["weights"] = weights_digest(config.model.pretrained)  # the hash of the run has their name alone
     if found is not None:
         first = dict(Recorded.read(record.folder).provenance)
         first.pop("wall_seconds", None)
