@@ -33,6 +33,7 @@ from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.step import PrivateStep
 from dpbench.tracking.published import Published
 from dpbench.tracking.record import RecordError, RunRecord
+from dpbench.training import repeating
 from dpbench.training.checkpoint import Checkpoints
 from dpbench.training.job_record import fail
 from dpbench.training.resume import GLOBAL
@@ -440,6 +441,18 @@ def test_with_secure_noise_a_checkpoint_comes_before_everything_published(tmp_pa
     (folder,), _ = carried_out(secure(), tmp_path)
     assert published == [(3, 3), (6, 6), (9, 9), (10, 10)]
     assert status(folder) == "finished"
+
+
+@pytest.mark.parametrize("eps", ["1000", "inf"])
+def test_on_a_gpu_a_checkpoint_comes_before_what_a_private_run_publishes(eps, tmp_path, monkeypatch):
+    """Some sums have no fixed order there, as a CPU's, which this runs on, have; so the numbers are the same."""
+    config = tiny(f"eps={eps}", *(["privacy.noise_multiplier=null"] if eps == "inf" else []))
+    monkeypatch.setattr(repeating, "_in_fixed_order", lambda parts: False)
+    folder = stopped(config, tmp_path, 8, every=None)
+    assert checkpoints(folder) == ([] if eps == "inf" else ["checkpoint-00000003.pt", "checkpoint-00000006.pt"])
+    carried_out(config, tmp_path)
+    assert resumed_at(folder) == ([] if eps == "inf" else [6])
+    assert outcome(folder) == whole(config, tmp_path)
 
 
 def test_with_secure_noise_a_run_goes_on_behind_what_was_published(tmp_path):

@@ -260,7 +260,7 @@ class Replays:
                 with _undone_if_it_fails(), buffers_kept(self._model):
                     self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
             except Exception:  # what can't be replayed, for this or that it waits for the GPU, or memory ran out
-                self._possible = False
+                self._give_up()
                 return None
             self._largest = max(self._largest, size)
         replay = self._recorded[key]
@@ -283,10 +283,17 @@ class Replays:
                 "train anew with force=true"
             )
         if replay.replays == 1:
-            self._possible = False
+            self._give_up()
         else:
             self._doubted.add(key)
         return None
+
+    def _give_up(self) -> None:
+        """Replay nothing any more, and let go of the memory of all recordings, which passes that are launched need."""
+        self._possible = False
+        self._recorded.clear()
+        self._kept.clear()
+        self._pool = None
 
 
 def _layout(t: Tensor) -> Hashable:

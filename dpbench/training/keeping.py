@@ -102,7 +102,9 @@ class Keeper:
             training: the run.
             step: steps taken.
         """
-        return self.repeats.memory_ran_out(training.parts) or (self._secure and evaluated_after(self._config, step))
+        if self.repeats.memory_ran_out(training.parts):
+            return True
+        return evaluated_after(self._config, step) and not self.repeats.exact(training.parts)
 
     def write(self, training: Training, step: int, tracker: str | None) -> float:
         """Write a checkpoint of a run that has taken so many steps, or say why it can't be; returns the seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dpbench.config import RunConfig
@@ -39,6 +40,15 @@ class Repeats:
             "micro_batch": parts.micro_batch,
             "processes": self._processes,
         }
+
+    def exact(self, parts: Assembly) -> bool:
+        """Whether steps that are taken again are the same releases, to the last bit.
+
+        With secure noise they are others; on a GPU some sums have no fixed order, which without privacy is no harm.
+        """
+        if self._config.privacy.secure_noise:
+            return False
+        return _in_fixed_order(parts) or math.isinf(self._config.eps)
 
     def memory_ran_out(self, parts: Assembly) -> bool:
         """Whether it did since `kept`: steps up to here can't be repeated, as it need not run out there again."""
@@ -167,6 +177,11 @@ def computed_by(parts: Assembly) -> dict[str, Any]:
 def in_words(processes: int) -> str:
     """So many processes."""
     return "one process" if processes == 1 else f"{processes} processes"
+
+
+def _in_fixed_order(parts: Assembly) -> bool:
+    """Whether what computes a run sums in the same order each time."""
+    return not parts.step.gradients.flat.vector.is_cuda
 
 
 def _device_of(parts: Assembly) -> str:

@@ -29,6 +29,10 @@ sum up other samples otherwise, and draw other augmentation and dropout. The par
 generators, the ways to sum gradients, and the states of filter and optimizer where these are in parts. All else they
 have from rank 0. Each sees to it that what it computed for steps that were seen is computed again as it was.
 
+On a GPU some sums have no fixed order, so steps that are taken again may round otherwise. There a checkpoint comes
+before each evaluation of a private run, and one goes on behind what was seen of it; only where that checkpoint is lost
+are steps repeated but for rounding.
+
 With `privacy.secure_noise` neither samples nor noise can be drawn again, by design. A step that is taken again is then
 a release of its own, and spends nothing only if the first one was never seen. Therefore such a run is written to disk
 before each evaluation, the first that anybody sees of its iterates, and goes on only from a state behind which nothing
