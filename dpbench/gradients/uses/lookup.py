@@ -39,10 +39,10 @@ class Lookup(Use):
 
     @override
     def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
-        b = full(term.b)
-        rows = b.new_zeros(len(b), *self.shapes[0])
-        rows.scatter_add_(1, term.a.unsqueeze(-1).expand_as(b), b)
-        return (rows.flatten(1),)
+        b, (size, d) = full(term.b), self.shapes[0]
+        rows = b.new_zeros(len(b) * size, d)
+        _add_at(rows, with_offsets(term.a, len(b), size), b)
+        return (rows.view(len(b), -1),)
 
     @override
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
@@ -59,11 +59,7 @@ class Lookup(Use):
 
     @override
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
-        b = scaled(term.b, factors).flatten(0, 1)
-        if b.is_cuda:  # index_add_ is not deterministic there
-            onto[0].add_(torch.ops.aten.embedding_dense_backward(b, term.a.reshape(-1), len(onto[0]), -1, False))
-        else:
-            onto[0].index_add_(0, term.a.reshape(-1), b)
+        _add_at(onto[0], term.a, scaled(term.b, factors))
 
     @override
     def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
@@ -72,6 +68,15 @@ class Lookup(Use):
         below = Term(with_offsets(term.a, seeds, size), term.b)
         self.add_weighted_sum(below, factors.reshape(-1), [sums])
         onto[0].add_(sums.view_as(onto[0]))
+
+
+def _add_at(table: Tensor, ids: Tensor, b: Tensor) -> None:
+    """Add to the rows of a table (V, d) that ids (B, T) name what b (B, T, d) has for them, in a fixed order."""
+    ids, b = ids.reshape(-1), b.flatten(0, 1)
+    if b.is_cuda:  # index_add_ and scatter_add_ are not deterministic there
+        table.add_(torch.ops.aten.embedding_dense_backward(b, ids, len(table), -1, False))
+    else:
+        table.index_add_(0, ids, b)
 
 
 def cross_products(lookups: Sequence[Term], outers: Sequence[Term]) -> Tensor:
