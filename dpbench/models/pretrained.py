@@ -44,7 +44,8 @@ def load_pretrained(
     except OtherModelError as error:
         raise _other_model(source, str(error)) from error
     except (KeyError, IndexError, ValueError, RuntimeError) as error:  # of timm's reshaping, too
-        raise _other_model(source, f"they are laid out otherwise ({type(error).__name__}: {error})") from error
+        said = " ".join(str(error).split())
+        raise _other_model(source, f"they are laid out otherwise ({type(error).__name__}: {said})") from error
     own = net.state_dict()
     for name, value in own.items():
         if name.startswith(head):
