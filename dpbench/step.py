@@ -30,10 +30,13 @@ _REMEMBERING = ("gradients", *STAGES)
 
 
 class Recorder(Protocol):
-    """Sees the gradients of every step, vectors of shape (d,) that it may not keep but by copying."""
+    """Sees the gradients of every step, in tensors that it may not keep but by copying; of shape (d,) or as said."""
 
     def unnoised(self, gradient: Tensor) -> None:
         """The clipped sum over the expected batch size, before noise."""
+
+    def norms(self, norms: Tensor, error_weight: float) -> None:
+        """Norms of the samples' gradients before clipping, shape (B,), and what `PrivateStep.error_weight` says."""
 
     def private(self, gradient: Tensor) -> None:
         """g_t."""
@@ -64,7 +67,7 @@ class PrivateStep:
 
     Attributes:
         moved: the parameters that filter and optimizer move: all of them, unless processes share that work.
-        recorder: gets un-noised and private gradients of every step, for study; what it keeps is not private.
+        recorder: gets un-noised and private gradients and norms of every step, for study; what it keeps is not private.
 
     Raises:
         UserError: noise multiplier, sampling rate or expected batch size is none.
@@ -148,7 +151,7 @@ class PrivateStep:
         found = yield self.request(batch, threshold)
         if found.remainder is not None:
             self.clip.feed_back(found.total, found.remainder, threshold, self.expected_batch)
-        self.reveal(found.total)
+        self.reveal(found, threshold)
         private_gradient = self.release(found, threshold).div_(self.expected_batch)
         # Right of here: post-processing. Nothing below touches the batch.
         if self.recorder is not None:
@@ -196,16 +199,25 @@ class PrivateStep:
             return 0.0
         return multiplier * self.noise.deviation(step) * self.sensitivity(threshold) / self.expected_batch
 
-    def reveal(self, clipped_sum: Tensor) -> None:
-        """Show the un-noised sum to a recorder, and its norm to an optimizer that declares it reads it.
+    def error_weight(self, step: int, threshold: float) -> float:
+        """K, so that the noise of all d coordinates has the expected square K C² at threshold C; public.
+
+        In units of gradients, of which the clip keeps more or less than the whole where it scales.
+        """
+        noise = self.noise_std(step, threshold) / self.clip.kept_whole(threshold)
+        return len(self.gradients.flat.vector) * (noise / threshold) ** 2
+
+    def reveal(self, found: Clipped, threshold: float) -> None:
+        """Show the un-noised sum and the norms to a recorder, and its norm to an optimizer that declares it reads it.
 
         The one way past the noise: what comes of it is not covered by the ledger. No run goes it unless it is asked
         to by name (a recorder, or ``optim.uncertified=true``).
         """
         if self.recorder is not None:
-            self.recorder.unnoised(clipped_sum / self.expected_batch)
+            self.recorder.unnoised(found.total / self.expected_batch)
+            self.recorder.norms(found.norms, self.error_weight(self.steps, threshold))
         if any("unnoised_norm" in group for group in self.optimizer.param_groups):
-            tell(self.optimizer, unnoised_norm=float(clipped_sum.norm()) / self.expected_batch)
+            tell(self.optimizer, unnoised_norm=float(found.total.norm()) / self.expected_batch)
 
     def release(self, found: Clipped, threshold: float) -> Tensor:
         """The clipped sum with its noise, in place, and what the threshold asks for beside it; both in the ledger."""
@@ -215,8 +227,7 @@ class PrivateStep:
             self.threshold.observe(found.norms)
             # What is chosen is the threshold of the next step, and there may be other noise in that.
             following = min(self.steps + 1, len(self.ledger.plan) - 1)
-            noise = self.noise_std(following, threshold) / self.clip.kept_whole(threshold)
-            error_weight = len(found.total) * (noise / threshold) ** 2
+            error_weight = self.error_weight(following, threshold)
             self.threshold.release(self.side_source if multiplier > 0 else None, error_weight)
         if multiplier > 0:
             drawn = self.noise.draw(self._noise, self.noise_source)

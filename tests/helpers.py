@@ -146,5 +146,8 @@ class Kept:
     def unnoised(self, gradient: torch.Tensor) -> None:
         pass
 
+    def norms(self, norms: torch.Tensor, error_weight: float) -> None:
+        pass
+
     def private(self, gradient: torch.Tensor) -> None:
         self.private_gradients.append(gradient.clone())

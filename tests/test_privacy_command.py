@@ -11,6 +11,7 @@ from closed_form_references import gaussian_eps
 from dp_accounting import get_epsilon_gaussian
 from helpers import assembled, composed
 
+from dpbench.audit.tap import Tap
 from dpbench.cli.privacy import main
 from dpbench.privacy import calibrate
 from dpbench.privacy.gaussian import SecureGaussian
@@ -292,7 +293,7 @@ def test_secure_noise_has_the_declared_deviation_in_a_step():
     parts = assembled(composed("privacy.secure_noise=true", "model=linear"), noise_multiplier=3.0)
     assert isinstance(parts.step.noise_source, SecureGaussian)
     seen = []
-    parts.step.recorder = type("R", (), {"unnoised": lambda *_: None, "private": lambda _, g: seen.append(g.clone())})()
+    Tap.into(parts.step, lambda gradient: seen.append(gradient.clone()))
     for _ in range(40):
         parts.step([])
     noise = torch.stack(seen)

@@ -269,6 +269,34 @@ def test_spectra_of_recorded_gradients(tmp_path):
     assert filtered.max() / plain.max() == pytest.approx(gain)
 
 
+def with_norms(results: Path, artefact: Artefact, setting: str, **arrays: object) -> None:
+    """A finished run behind a cell, with an archive of gradients."""
+    (cell,) = artefact.select({"setting": (setting,)})
+    folder = results / "runs" / digest(cell.candidates[0]) / "0"
+    folder.mkdir(parents=True)
+    np.savez_compressed(folder / "gradients.npz", signal=np.ones((3, 1)), observed=np.ones((3, 1)), **arrays)
+    (folder / "summary.json").write_text('{"test_accuracy": {"final": 0.5}}')
+    (folder / "status.json").write_text('{"status": "finished"}')
+
+
+def test_expected_errors_of_recorded_norms(tmp_path, capsys):
+    """Of norms n K C² + max(n - C, 0)² is least at n/(1 + K), where it is n² K/(1 + K). One that is inf has none."""
+    artefact = load_artefact(FILES / "dc_sgd" / "figure_4.yaml")
+    with_norms(tmp_path, artefact, "CNN MNIST", norms=np.array([6.0] * 5 + [np.inf]), error_weight=np.array(0.5))
+    with_norms(tmp_path, artefact, "ResNet18 CIFAR10")  # of a version that kept none
+    panels_of = {plot.title: plot for plot in picture(artefact, Evidence(tmp_path, digest)).panels}
+    assert [title for title, plot in panels_of.items() if plot.series] == ["CNN MNIST"]
+    (series,) = panels_of["CNN MNIST"].series
+    assert series.curve.name == "eps = 8"
+    thresholds, errors = np.array(series.curve.x), np.array(series.curve.y)
+    assert thresholds[-1] == pytest.approx(1.1 * 6)
+    assert errors[-1] == pytest.approx(0.5 * (1.1 * 6) ** 2)
+    assert thresholds[errors.argmin()] == pytest.approx(4, abs=0.033)
+    assert errors.min() == pytest.approx(12, abs=0.002)
+    assert errors[0] == pytest.approx(0.5 * 0.033**2 + (6 - 0.033) ** 2)
+    assert "gradients.npz: can't be read (" in " ".join(capsys.readouterr().err.split())
+
+
 # Computed panels.
 
 
@@ -414,7 +442,7 @@ def test_axes_that_a_file_does_not_place_are_panels():
     [
         (
             {"x": "epsilon"},
-            "draw.x=epsilon: expected one of the axes method, data, eps, or epoch, step, frequency, value",
+            "draw.x=epsilon: expected one of the axes method, data, eps, or epoch, step, frequency, threshold, value",
         ),
         ({"x": "eps", "lines": "algo"}, "draw.lines=algo: expected one of the axes"),
         ({"x": "eps", "lines": "eps"}, "draw=eps: expected each axis in one place"),

@@ -187,12 +187,37 @@ def test_the_recorder_keeps_what_the_step_sees_before_and_after_noise():
     assert np.abs(step.recorder.signal).max() < 1
 
 
+@pytest.mark.parametrize("clip", ["threshold", "normalised", "automatic"])
+def test_the_recorder_keeps_the_norms_of_the_last_step_and_what_noise_adds_to_the_squared_error(clip):
+    """DC-SGD, eqs. 3 and 4: K = d z²/E[B]², whatever threshold the noise is scaled to."""
+    options = ("batch_size=64", "model=linear", f"clip={clip}", "threshold.norm=0.25")
+    parts = assembled(composed(*options), noise_multiplier=2.0)
+    step, size = parts.step, len(parts.step.gradients.flat)
+    step.recorder = GradientRecorder.at_random(size, 1, torch.Generator().manual_seed(0))
+    for count in (9, 5):
+        inputs, labels = torch.rand(count, 1, 8, 8), torch.arange(count) % 10
+        weights = [weight.detach().double() for weight in parts.model.parameters()]
+        step([(inputs, labels)])
+    stored = np.load(io.BytesIO(step.recorder.archive()))
+    assert stored["error_weight"] == pytest.approx(size * (2.0 / 64) ** 2)
+    # Of softmax regression: (p - y) xᵀ, and p - y for the bias.
+    logits = inputs.flatten(1).double() @ weights[0].T + weights[1]
+    errors = logits.softmax(1) - torch.nn.functional.one_hot(labels, 10)
+    norms = errors.norm(dim=1) * (1 + inputs.flatten(1).double().square().sum(1)).sqrt()
+    assert stored["norms"] == pytest.approx(norms.numpy(), rel=1e-5)
+
+
 def test_the_recorder_keeps_its_coordinates_and_marks_its_file():
     recorder = GradientRecorder(torch.tensor([1, 4]))
     for t in range(3):
         recorder.unnoised(torch.full((6,), float(t)))
+        norms = torch.arange(4.0) + t
+        recorder.norms(norms, 0.5 * t)
+        norms.zero_()  # a buffer of the step
         recorder.private(torch.arange(6.0))
     stored = np.load(io.BytesIO(recorder.archive()))
     assert stored["signal"].tolist() == [[0, 0], [1, 1], [2, 2]]
     assert stored["observed"].tolist() == [[1, 4]] * 3
+    assert stored["norms"].tolist() == [2, 3, 4, 5]
+    assert stored["error_weight"] == 1
     assert "not private" in str(stored["privacy"])

@@ -23,6 +23,9 @@ class Tap:
     def unnoised(self, gradient: Tensor) -> None:
         """Not for the attacker."""
 
+    def norms(self, norms: Tensor, error_weight: float) -> None:
+        """Not for the attacker."""
+
     def private(self, gradient: Tensor) -> None:
         """Show g_t."""
         self._show(gradient)

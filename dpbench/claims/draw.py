@@ -10,9 +10,11 @@ from typing import Any
 from dpbench.claims.notation import Labels
 from dpbench.errors import require
 
-# What x may be besides an axis: the course of a run, by its evaluations; frequencies of recorded gradients.
+# What x may be besides an axis: the course of a run, by its evaluations; of recorded gradients their frequencies, or
+# thresholds that might clip them.
 COURSE = ("epoch", "step")
 FREQUENCY = "frequency"
+THRESHOLD = "threshold"
 # With y: each label of that axis is a row, its number a mark in it.
 VALUE = "value"
 NONE = "none"
@@ -24,7 +26,8 @@ class Draw:
     """A figure's layout; each axis of the artefact stands in one place.
 
     Attributes:
-        x: an axis; or "epoch" or "step" for learning curves, "frequency" for spectra, "value" for a ranking.
+        x: an axis; or "epoch" or "step" for learning curves, "frequency" for spectra, "threshold" for the expected
+            errors of clipped gradients, "value" for a ranking.
         lines: axes whose labels are lines in a panel.
         panels: axes whose labels are panels.
         y: an axis, for a map in which colour is the number, or for the rows of a ranking; then there are no lines.
@@ -82,7 +85,7 @@ def parse_draw(content: Any, axes: Mapping[str, Labels]) -> Draw | None:
         )
     x, y = str(content.get("x")), content.get("y")
     known = f"one of the axes {', '.join(axes)}"
-    others = (*COURSE, FREQUENCY, VALUE)
+    others = (*COURSE, FREQUENCY, THRESHOLD, VALUE)
     require(x in (*axes, *others), "draw.x", x, f"{known}, or {', '.join(others)}")
     fits = x != VALUE if y is None else y in axes and x in (*axes, VALUE)
     require(fits, "draw.y", y, f"{known}, where x is one too or {VALUE}")

@@ -124,7 +124,7 @@ class RunConfig:
         precision: float32, or bfloat16 to run the model under autocast; norms, sums and noise stay in float32.
         channels_last: memory layout of images; a GPU may prefer it.
         record_coordinates: so many coordinates of the gradients of all steps, chosen at random, are kept before and
-            after noise in gradients.npz, which is not private; 0 for none.
+            after noise in gradients.npz, and norms of the last step's samples, which is not private; 0 for none.
         results_dir: folder of the records.
         seeds: train these in one process; the command line sets it, in place of `seed`.
         fuse_seeds: whether they share their passes: "auto" (where that is faster), true or false.

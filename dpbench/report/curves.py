@@ -1,11 +1,12 @@
-"""Curves over the course of runs: learning curves from metrics.jsonl, spectra from gradients.npz."""
+"""Curves of runs: learning curves from metrics.jsonl, spectra and expected errors from gradients.npz."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -14,13 +15,18 @@ from numpy.typing import NDArray
 from dpbench.claims import Cell, Run
 from dpbench.claims.evidence import value_in
 from dpbench.spectra import frequency_response, spectrum
+from dpbench.threshold.histogram import expected_error
 from dpbench.tracking.reading import Recorded, tell
 from dpbench.tracking.record import GRADIENTS
 
 # So many frequencies are drawn; the powers between two of them are averaged.
 FREQUENCIES = 200
+# So many thresholds are, from 0 to a bit above the largest norm.
+THRESHOLDS, BEYOND = 200, 1.1
 
+Array = NDArray[np.float64]
 Values = tuple[float, ...]
+Found = TypeVar("Found")
 
 
 class Learning(NamedTuple):
@@ -51,6 +57,18 @@ class Spectra(NamedTuple):
     signal: Values
     noise: Values
     applied: Values
+
+
+class Errors(NamedTuple):
+    """Expected squared error of a released gradient over the threshold, mean over runs.
+
+    Attributes:
+        thresholds: C.
+        errors: Ê(C), of the norms of a step themselves.
+    """
+
+    thresholds: Values
+    errors: Values
 
 
 def learning_curve(cell: Cell, runs: Sequence[Run], x: str) -> Learning | None:
@@ -93,18 +111,34 @@ def power_spectra(runs: Sequence[Run]) -> Spectra | None:
     return Spectra(*(_thinned(one) for one in means))
 
 
-def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
+def expected_errors(runs: Sequence[Run]) -> Errors | None:
+    """Of the norms that runs recorded of their last step (DC-SGD, figure 4); None where none of them did.
+
+    Norms that are not finite are left out: such a sample contributes nothing.
+    """
+    kept = [found for found in (_kept(run.folder, _of_last_step) for run in runs) if found is not None]
+    if not kept:
+        return None
+    thresholds = np.linspace(0, BEYOND * max(norms.max() for norms, _ in kept), THRESHOLDS + 1)[1:]
+    errors = [expected_error(thresholds, norms, np.ones_like(norms), weight) for norms, weight in kept]
+    return Errors(tuple(thresholds.tolist()), tuple(np.mean(errors, axis=0).tolist()))
+
+
+def _of_last_step(archive: Mapping[str, Array]) -> tuple[Array, float]:
+    """The norms of the last step's samples, shape (B,), and K."""
+    norms, weight = archive["norms"], float(archive["error_weight"])
+    norms = norms[np.isfinite(norms)]
+    if norms.ndim != 1 or not norms.max(initial=0.0) > 0 or not 0 <= weight < math.inf:
+        raise ValueError("norms and error_weight are not those of a step")
+    return norms, weight
+
+
+def _spectra(folder: Path) -> tuple[Array, ...] | None:
     """Frequencies, and the powers of signal, noise and filtered gradients of one run."""
-    try:
-        with np.load(folder / GRADIENTS) as archive:
-            signal, observed = archive["signal"], archive["observed"]
-        if signal.ndim != 2 or signal.shape != observed.shape or not np.isfinite(observed - signal).all():
-            raise ValueError("signal and observed are no finite numbers of one shape, steps and coordinates")
-    except FileNotFoundError:
+    kept = _kept(folder, _of_all_steps)
+    if kept is None:
         return None
-    except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
-        tell(folder, {GRADIENTS: f"can't be read ({error})"}, damaged=False)
-        return None
+    signal, observed = kept
     frequencies, before = spectrum(signal)
     seen = spectrum(observed).power
     taps = Recorded(folder).settings.get("filter", {})
@@ -115,5 +149,25 @@ def _spectra(folder: Path) -> tuple[NDArray[np.float64], ...] | None:
     return frequencies[positive], before[positive], spectrum(observed - signal).power[positive], (gain * seen)[positive]
 
 
-def _thinned(values: NDArray[np.float64]) -> Values:
+def _of_all_steps(archive: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Gradients before and after noise, shape (T, K)."""
+    signal, observed = archive["signal"], archive["observed"]
+    if signal.ndim != 2 or signal.shape != observed.shape or not np.isfinite(observed - signal).all():
+        raise ValueError("signal and observed are no finite numbers of one shape, steps and coordinates")
+    return signal, observed
+
+
+def _kept(folder: Path, read: Callable[[Mapping[str, Array]], Found]) -> Found | None:
+    """What a run's archive of gradients has; None where there is none, or, which is told, where it can't be read."""
+    try:
+        with np.load(folder / GRADIENTS) as archive:
+            return read(archive)
+    except FileNotFoundError:
+        return None
+    except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile) as error:
+        tell(folder, {GRADIENTS: f"can't be read ({error})"}, damaged=False)
+        return None
+
+
+def _thinned(values: Array) -> Values:
     return tuple(float(part.mean()) for part in np.array_split(values, min(FREQUENCIES, len(values))))

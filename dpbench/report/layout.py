@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from dpbench.claims import SECTIONS, Artefact, Cell
 from dpbench.claims.computed_file import Axis, Curve, Panel, Style
-from dpbench.claims.draw import FREQUENCY, METHODS, VALUE, Draw, numeric
+from dpbench.claims.draw import FREQUENCY, METHODS, THRESHOLD, VALUE, Draw, numeric
 from dpbench.claims.notation import Labels
-from dpbench.report.curves import Learning, learning_curve, power_spectra
+from dpbench.report.curves import Learning, expected_errors, learning_curve, power_spectra
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
@@ -129,6 +129,8 @@ def _panels(grid: Grid, draw: Draw) -> Iterator[Plot | Map]:
             yield _map(inside, axes, draw, draw.y, title)
         elif draw.x == FREQUENCY:
             yield _spectra(inside, axes, draw, title, noise=all(axes[axis][0] == at[axis] for axis in at))
+        elif draw.x == THRESHOLD:
+            yield _errors(inside, axes, draw, title)
         elif draw.course:
             yield _course(inside, axes, draw, title)
         else:
@@ -230,6 +232,16 @@ def _spectra(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, t
         powers = {"gradient": found.signal, "noise": found.noise} if noise else {name: found.applied}
         series += [Series(Curve(one, found.frequencies, power), band=True) for one, power in powers.items()]
     return Plot(title, Axis("frequency (cycles per step)"), Axis("power", log=True), tuple(series))
+
+
+def _errors(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str) -> Plot:
+    """Expected squared error of a gradient that is clipped, over thresholds."""
+    series = []
+    for name, inside in _lines(entries, axes, draw):
+        found = expected_errors([run for entry in inside for run in entry.runs])
+        if found is not None:
+            series.append(Series(Curve(name, found.thresholds, found.errors), band=True))
+    return Plot(title, Axis("threshold C"), Axis("expected squared error"), tuple(series), from_zero=True)
 
 
 def _map(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, y: str, title: str) -> Map:

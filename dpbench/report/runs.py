@@ -190,7 +190,7 @@ class Configuration:
             size=int(size),
         )
         if self.config.get("record_coordinates"):
-            text += " It does not hold for gradients.npz in the record, which has gradients without noise."
+            text += " It does not hold for gradients.npz in the record, which has gradients and norms without noise."
         published, spent = ledger.get("published_eps"), self.runs[0].summary.get("search_eps")
         runs = (self.config.get("privacy") or {}).get("search_runs")
         search = None if spent is None or runs is None else (float(runs), float(spent))
