@@ -314,6 +314,30 @@ def test_the_range_of_expected_error_adapts_at_the_printed_shares(bins, reach):
     assert after(ExpectedErrorThreshold(), norms_in(bins, 20.0))[1] == reach
 
 
+@pytest.mark.parametrize(
+    ("upper", "bins", "noise_of_bin"), [(26, 20, 5.0), (26, 20, 1.0), (38, 20, 8.0), (13, 100, 5.0)]
+)
+def test_the_range_of_expected_error_halves_by_chance_and_does_not_come_back(upper, bins, noise_of_bin):
+    """Of norms of which most are near 0: findings/dc_sgd.md, on why σ_H matters to it on MNIST.
+
+    Upper half minus a b-th of the total is normal, with n_u - n/b as mean and σ_H² b/2 ((1 - 1/b)² + 1/b²) as variance.
+    4,000 draws with a fixed seed: a share is within five standard errors but with probability below 1e-6.
+    """
+    norms, draws = torch.tensor([0.1] * (256 - upper) + [19.9] * upper), 4000
+    source, halved, doubled = noise(3), 0, 0
+    for _ in range(draws):
+        threshold = ExpectedErrorThreshold(bins=bins, histogram_noise=noise_of_bin)
+        threshold.load_state_dict({**threshold.state_dict(), "range": 20.0})
+        threshold.observe(norms)
+        threshold.release(source, 1.0)
+        halved, doubled = halved + (threshold._range == 10), doubled + (threshold._range == 40)
+    share = 1 / bins
+    deviation = noise_of_bin * math.sqrt(bins / 2 * ((1 - share) ** 2 + share**2))
+    wanted = stats.norm.cdf((256 * share - upper) / deviation)
+    assert halved / draws == pytest.approx(wanted, abs=5 * math.sqrt(max(wanted * (1 - wanted), 1 / draws) / draws))
+    assert doubled == 0  # that takes half of the samples in the last bin
+
+
 @pytest.mark.parametrize("scale", [1e-3, 7.0, 1e4])
 def test_rules_are_equivariant_to_scale(scale):
     """T14, with the same noise."""
