@@ -278,6 +278,7 @@ def test_swapped_rows_are_caught(planted):
         ("lower: {method: DPAdamBC}", "lower: {method: LP-DPAdamBC}", "claims[0]=LP-DPAdamBC is above DPAdamBC"),
         ("    8: eps=8", "    3: eps=8", "line 16=3: expected each key once"),
         ("rows:\n", "rows: [\n", "file=table_3.yaml: expected YAML; "),
+        ("rows:\n", "rows:\n  value: [a, b]\n", "rows=value: expected another name than epoch, step, frequency, thr"),
         ("hours: [1, 48]", "hours: [48, 1]", "needs.hours=(48, 1): expected least and most hours of one run"),
         ("quoted: Li", "copied: Li", "where[0]=method, copied: expected one of absent"),
     ],

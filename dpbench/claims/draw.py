@@ -17,6 +17,7 @@ FREQUENCY = "frequency"
 THRESHOLD = "threshold"
 # With y: each label of that axis is a row, its number a mark in it.
 VALUE = "value"
+NOT_AXES = (*COURSE, FREQUENCY, THRESHOLD, VALUE)
 NONE = "none"
 METHODS = "method"
 
@@ -85,8 +86,7 @@ def parse_draw(content: Any, axes: Mapping[str, Labels]) -> Draw | None:
         )
     x, y = str(content.get("x")), content.get("y")
     known = f"one of the axes {', '.join(axes)}"
-    others = (*COURSE, FREQUENCY, THRESHOLD, VALUE)
-    require(x in (*axes, *others), "draw.x", x, f"{known}, or {', '.join(others)}")
+    require(x in (*axes, *NOT_AXES), "draw.x", x, f"{known}, or {', '.join(NOT_AXES)}")
     fits = x != VALUE if y is None else y in axes and x in (*axes, VALUE)
     require(fits, "draw.y", y, f"{known}, where x is one too or {VALUE}")
     lines, panels = (_names(content.get(key), f"draw.{key}", axes) for key in ("lines", "panels"))

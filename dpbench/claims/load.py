@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpbench.claims.draw import Draw, default_draw, parse_draw
+from dpbench.claims.draw import NOT_AXES, Draw, default_draw, parse_draw
 from dpbench.claims.notation import BETWEEN, Labels, Overrides, Printed, parse_grid, parse_overrides, parse_printed
 from dpbench.claims.pairs import check_claims
 from dpbench.claims.schema import (
@@ -171,6 +171,7 @@ class _Reader:
         axes = {}
         for axis, labels in self._mapping(self.content.get(key), key).items():
             field = f"{key}.{axis}"
+            require(axis not in NOT_AXES, key, axis, f"another name than {', '.join(NOT_AXES)}, which draw has for x")
             if isinstance(labels, list):
                 require(len({str(label) for label in labels}) == len(labels), field, labels, "every label once")
                 labels = dict.fromkeys(labels, "")
