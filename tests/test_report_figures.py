@@ -279,21 +279,21 @@ def with_norms(results: Path, artefact: Artefact, setting: str, **arrays: object
     (folder / "status.json").write_text('{"status": "finished"}')
 
 
-def test_expected_errors_of_recorded_norms(tmp_path, capsys):
+@pytest.mark.parametrize(("weight", "end"), [(0.5, 6.6), (4.0, 3.3)])
+def test_expected_errors_of_recorded_norms(tmp_path, capsys, weight, end):
     """Of norms n K C² + max(n - C, 0)² is least at n/(1 + K), where it is n² K/(1 + K). One that is inf has none."""
     artefact = load_artefact(FILES / "dc_sgd" / "figure_4.yaml")
-    with_norms(tmp_path, artefact, "CNN MNIST", norms=np.array([6.0] * 5 + [np.inf]), error_weight=np.array(0.5))
+    with_norms(tmp_path, artefact, "CNN MNIST", norms=np.array([6.0] * 5 + [np.inf]), error_weight=np.array(weight))
     with_norms(tmp_path, artefact, "ResNet18 CIFAR10")  # of a version that kept none
     panels_of = {plot.title: plot for plot in picture(artefact, Evidence(tmp_path, digest)).panels}
     assert [title for title, plot in panels_of.items() if plot.series] == ["CNN MNIST"]
     (series,) = panels_of["CNN MNIST"].series
     assert series.curve.name == "eps = 8"
     thresholds, errors = np.array(series.curve.x), np.array(series.curve.y)
-    assert thresholds[-1] == pytest.approx(1.1 * 6)
-    assert errors[-1] == pytest.approx(0.5 * (1.1 * 6) ** 2)
-    assert thresholds[errors.argmin()] == pytest.approx(4, abs=0.033)
-    assert errors.min() == pytest.approx(12, abs=0.002)
-    assert errors[0] == pytest.approx(0.5 * 0.033**2 + (6 - 0.033) ** 2)
+    assert thresholds[-1] == pytest.approx(end)  # 1.1 times the smaller of n and n/sqrt(K)
+    assert errors[[0, -1]] == pytest.approx([weight * c**2 + max(6 - c, 0) ** 2 for c in (end / 200, end)])
+    assert thresholds[errors.argmin()] == pytest.approx(6 / (1 + weight), abs=end / 200)
+    assert errors.min() == pytest.approx(36 * weight / (1 + weight), abs=0.002)
     assert "gradients.npz: can't be read (" in " ".join(capsys.readouterr().err.split())
 
 

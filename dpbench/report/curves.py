@@ -21,7 +21,8 @@ from dpbench.tracking.record import GRADIENTS
 
 # So many frequencies are drawn; the powers between two of them are averaged.
 FREQUENCIES = 200
-# So many thresholds are, from 0 to a bit above the largest norm.
+# So many thresholds are, from 0 to a bit above the largest norm, or to where noise alone is a bit more than the error
+# at 0 if that is before it.
 THRESHOLDS, BEYOND = 200, 1.1
 
 Array = NDArray[np.float64]
@@ -119,7 +120,8 @@ def expected_errors(runs: Sequence[Run]) -> Errors | None:
     kept = [found for found in (_kept(run.folder, _of_last_step) for run in runs) if found is not None]
     if not kept:
         return None
-    thresholds = np.linspace(0, BEYOND * max(norms.max() for norms, _ in kept), THRESHOLDS + 1)[1:]
+    ends = [min(norms.max(), math.sqrt(np.mean(norms**2) / weight) if weight else math.inf) for norms, weight in kept]
+    thresholds = np.linspace(0, BEYOND * max(ends), THRESHOLDS + 1)[1:]
     errors = [expected_error(thresholds, norms, np.ones_like(norms), weight) for norms, weight in kept]
     return Errors(tuple(thresholds.tolist()), tuple(np.mean(errors, axis=0).tolist()))
 
