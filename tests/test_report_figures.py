@@ -297,6 +297,15 @@ def test_expected_errors_of_recorded_norms(tmp_path, capsys, weight, end):
     assert "gradients.npz: can't be read (" in " ".join(capsys.readouterr().err.split())
 
 
+def test_large_expected_errors_are_told_in_thousands(tmp_path):
+    artefact = load_artefact(FILES / "dc_sgd" / "figure_4.yaml")
+    for setting, norm in (("CNN MNIST", 600.0), ("ResNet18 CIFAR10", 6.0)):
+        with_norms(tmp_path, artefact, setting, norms=np.array([norm] * 5), error_weight=np.array(4.0))
+    large, small, _ = sorted(picture(artefact, Evidence(tmp_path, digest)).panels, key=lambda panel: panel.title)
+    assert [large.y.label, small.y.label] == ["expected squared error / 1000", "expected squared error"]
+    assert large.series[0].curve.y == pytest.approx([10 * error for error in small.series[0].curve.y])
+
+
 # Computed panels.
 
 

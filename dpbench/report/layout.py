@@ -236,12 +236,17 @@ def _spectra(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, t
 
 def _errors(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, title: str) -> Plot:
     """Expected squared error of a gradient that is clipped, over thresholds."""
+    lines = _lines(entries, axes, draw)
+    found = {name: expected_errors([run for entry in inside for run in entry.runs]) for name, inside in lines}
+    known = {name: one for name, one in found.items() if one is not None}
+    # Labels of five digits would push that of the axis out of the picture.
+    thousands = max((max(one.errors) for one in known.values()), default=0.0) >= 10_000
     series = []
-    for name, inside in _lines(entries, axes, draw):
-        found = expected_errors([run for entry in inside for run in entry.runs])
-        if found is not None:
-            series.append(Series(Curve(name, found.thresholds, found.errors), band=True))
-    return Plot(title, Axis("threshold C"), Axis("expected squared error"), tuple(series), from_zero=True)
+    for name, (thresholds, errors) in known.items():
+        values = tuple(error / 1000 for error in errors) if thousands else errors
+        series.append(Series(Curve(name, thresholds, values), band=True))
+    label = Axis("expected squared error" + (" / 1000" if thousands else ""))
+    return Plot(title, Axis("threshold C"), label, tuple(series), from_zero=True)
 
 
 def _map(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, y: str, title: str) -> Map:
