@@ -208,10 +208,10 @@ class PrivateStep:
         return len(self.gradients.flat.vector) * (noise / threshold) ** 2
 
     def reveal(self, found: Clipped, threshold: float) -> None:
-        """Show the un-noised sum and the norms to a recorder, and its norm to an optimizer that declares it reads it.
+        """Show the un-noised sum and the samples' norms to a recorder, and the sum's to an optimizer that reads it.
 
-        The one way past the noise: what comes of it is not covered by the ledger. No run goes it unless it is asked
-        to by name (a recorder, or ``optim.uncertified=true``).
+        An optimizer declares that it does. The one way past the noise: what comes of it is not covered by the ledger.
+        No run goes it unless it is asked to by name (a recorder, or ``optim.uncertified=true``).
         """
         if self.recorder is not None:
             self.recorder.unnoised(found.total / self.expected_batch)

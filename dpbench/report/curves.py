@@ -129,10 +129,10 @@ def expected_errors(runs: Sequence[Run]) -> Errors | None:
 def _of_last_step(archive: Mapping[str, Array]) -> tuple[Array, float]:
     """The norms of the last step's samples, shape (B,), and K."""
     norms, weight = archive["norms"], float(archive["error_weight"])
-    norms = norms[np.isfinite(norms)]
-    if norms.ndim != 1 or not norms.max(initial=0.0) > 0 or not 0 <= weight < math.inf:
+    finite = norms[np.isfinite(norms)]
+    if norms.ndim != 1 or not finite.max(initial=0.0) > 0 or not 0 <= weight < math.inf:
         raise ValueError("norms and error_weight are not those of a step")
-    return norms, weight
+    return finite, weight
 
 
 def _spectra(folder: Path) -> tuple[Array, ...] | None:
