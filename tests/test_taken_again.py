@@ -59,8 +59,8 @@ def test_published_steps_are_not_taken_again_on_another_kind_of_device(tmp_path,
         assert resumed_at(folder) == [6]
         return
     step = max(left, default=0)
-    assert note.startswith("device=cpu: a run on NVIDIA A100-SXM4-40GB has published metrics of step 6; here the steps")
-    assert f"after step {step} would draw other batches and noise" in note
+    assert note.startswith("device=cpu: metrics of step 6 are published, drawn on NVIDIA A100-SXM4-40GB; on cpu the")
+    assert f"the steps after step {step} would be other releases, beyond the run's eps: go on there, take" in note
     assert outcome(folder) == before
 
 
@@ -85,20 +85,23 @@ def test_published_steps_are_not_taken_again_with_noise_of_another_version(tmp_p
     note = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
     assert (note is not None) == refused
     if refused:
-        assert note.startswith("seed=0: another version of dpbench has published metrics of step 6 of this run;")
+        assert note.startswith("seed=0: metrics of step 6 are published, its noise drawn by another version of dpbench")
     else:
         assert resumed_at(folder) == [6]
 
 
 @pytest.mark.parametrize(("left", "refused"), [((), True), ((2,), True), ((6,), False)])
-@pytest.mark.parametrize("changed", ["micro_batch", "processes"])
-def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_path, left, refused, changed):
-    """What augmentation and dropout draw for a sample hangs on them."""
+@pytest.mark.parametrize("changed", ["micro_batch", "processes", "channels_last"])
+def test_published_steps_are_not_taken_again_where_a_model_would_draw_otherwise(tmp_path, left, refused, changed):
+    """What augmentation and dropout draw for a sample hangs on which others are with it, and how it lies in memory."""
     folder = with_checkpoints(left, tmp_path)
     before = outcome(folder)
     chosen = {}
     if changed == "micro_batch":
         chosen = {"micro_batch": noted(folder)["micro_batch"] + 1}
+    elif changed == "channels_last":
+        assert noted(folder)["channels_last"] is False
+        chosen = {"channels_last": True}
     else:
         noted(folder, processes=2)
     carried_out(replace(tiny(), **chosen), tmp_path)
@@ -108,8 +111,9 @@ def test_published_steps_are_not_taken_again_with_other_samples_together(tmp_pat
         assert resumed_at(folder) == [6]
         return
     assert "metrics of step 6 are published, computed " in note
-    assert f"the steps after step {max(left, default=0)} would be other releases with the same noise" in note
-    assert note.startswith(f"micro_batch={chosen['micro_batch']}: " if chosen else "metrics of step 6")
+    assert f"the steps after step {max(left, default=0)} would be other releases, beyond the run's eps" in note
+    typed = [f"{name}={str(value).lower()}: metrics" for name, value in chosen.items()] or ["metrics"]
+    assert note.startswith(f"{typed[0]} of step 6 are published, computed ")
     assert "by 2 processes; by one process" in note or chosen
     assert outcome(folder) == before
 
@@ -195,6 +199,7 @@ def test_the_note_stays_where_the_disk_may_not_have_the_record(tmp_path, monkeyp
         {"noise_multiplier": "much"},
         {"micro_batch": [3]},
         {"processes": True},
+        {"channels_last": 1},
         {"strategies": 3},
         {"strategies": {"a layer": ["hold", "grouped"]}},
         {"others": []},
@@ -273,7 +278,14 @@ def test_an_attempt_that_fails_in_between_takes_nothing_of_what_is_remembered(tm
     drawn = {"device": "cpu", "noise": SEEDED_NOISE, "noise_multiplier": 1.0}
     strategies = noted(folder)["strategies"]
     micro_batch = read(folder, "provenance.json")["micro_batch"]
-    drawn |= {"micro_batch": micro_batch, "processes": 1, "at_once": micro_batch, "strategies": strategies, "since": 0}
+    drawn |= {
+        "micro_batch": micro_batch,
+        "channels_last": False,
+        "processes": 1,
+        "at_once": micro_batch,
+        "strategies": strategies,
+        "since": 0,
+    }
     drawn["others"] = None
     assert noted(folder) == {"step": 6, **drawn}
     stopped(tiny(), tmp_path, 4, every=None)
@@ -303,18 +315,28 @@ def test_a_run_that_has_finished_tells_itself_what_was_seen_of_it(tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == ["0"]
 
 
-@pytest.mark.parametrize(("device", "refused"), [("NVIDIA A100-SXM4-40GB", True), ("cpu, 64 threads", False)])
-def test_a_finished_record_that_is_moved_away_leaves_what_was_seen(tmp_path, device, refused):
+@pytest.mark.parametrize(
+    ("changed", "value", "refused"),
+    [
+        ("device", "NVIDIA A100-SXM4-40GB", True),
+        ("device", "cpu, 64 threads", False),
+        ("channels_last", True, True),
+        ("seeded_noise", SEEDED_NOISE - 1, True),
+    ],
+)
+def test_a_finished_record_that_is_moved_away_leaves_what_was_seen(tmp_path, changed, value, refused):
     (folder,), _ = carried_out(tiny(), tmp_path)
     origin = read(folder, "provenance.json")
-    (folder / "provenance.json").write_text(json.dumps({**origin, "device": device}))
+    (folder / "provenance.json").write_text(json.dumps({**origin, changed: value}))
     (folder / "metrics.jsonl").unlink()
     _, said = carried_out(tiny(), tmp_path)
     assert "its record is damaged" in said
     refusal = RunRecord(tmp_path, config_hash(tiny()), 0).take_refusal()
     assert (refusal is not None) == refused
     if refused:
-        assert "has published metrics of step 10; here the steps after step 0" in refusal
+        assert refusal.startswith(f"{changed}=") or changed == "seeded_noise"
+        assert "metrics of step 10 are published, " in refusal
+        assert "the steps after step 0 would be other releases" in refusal
     else:
         assert status(folder) == "finished"
 
@@ -383,7 +405,7 @@ def test_published_steps_are_not_taken_again_from_before_memory_ran_out(left, kn
         return
     note, step, seen = refused(tmp_path), max(left, default=0), noted(folder)
     assert note.startswith(f"micro_batch=null: metrics of step 6 are published, computed {seen['at_once']} samples at")
-    assert f"the steps after step {step}, with {seen['micro_batch']} at a time, would be other releases" in note
+    assert f"with {seen['micro_batch']} at a time, the steps after step {step} would be other releases" in note
     carried_out(dropping(), tmp_path, force=True)
     assert status(folder) == "finished"
 
@@ -399,7 +421,7 @@ def test_memory_that_runs_out_where_published_steps_are_taken_again_ends_the_att
         return
     reason = read(folder, "status.json")["reason"]
     assert reason.startswith("micro_batch=null: metrics of step 6 are published, computed ")
-    assert f"at a time step {at + 1} is another release with the same noise" in reason
+    assert f"at a time step {at + 1} is another release, beyond the run's eps" in reason
     assert [line["step"] for line in outcome(folder)["metrics"]] == [3]
     assert checkpoints(folder) == ["checkpoint-00000004.pt"]
     carried_out(dropping(), tmp_path)
@@ -529,5 +551,5 @@ def test_with_secure_noise_published_steps_are_remembered_whatever_becomes_of_th
         folder.with_name("0.published").write_text("")
     for path in folder.glob("*.pt"):
         path.unlink()
-    last = {"damaged": "10", "unreadable note": "inf"}.get(loss, "6")
-    assert f"metrics of step {last} are published" in refusal(tmp_path)
+    seen = {"damaged": "step 10", "unreadable note": "this run"}.get(loss, "step 6")
+    assert f"metrics of {seen} are published" in refusal(tmp_path)

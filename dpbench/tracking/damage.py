@@ -100,6 +100,7 @@ def _drawn_by(origin: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **_of_process(origin),
         "noise": origin.get("seeded_noise"),
+        "channels_last": origin.get("channels_last"),
         "processes": origin.get("processes"),
     }
 

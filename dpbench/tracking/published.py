@@ -26,6 +26,7 @@ class Published:
         noise: version of its seeded noise (privacy/gaussian.py); None where that is not known.
         noise_multiplier: of the first release; None where that is not known.
         micro_batch: samples that went through the model at a time; None where that is not known.
+        channels_last: memory layout of its images; None where that is not known.
         processes: that trained the run; None where that is not known.
         at_once: samples of a micro-batch that were computed at once when that was seen, fewer than all since memory ran
             out; None where that is not known.
@@ -40,6 +41,7 @@ class Published:
     noise: int | None = None
     noise_multiplier: float | None = None
     micro_batch: int | None = None
+    channels_last: bool | None = None
     processes: int | None = None
     at_once: int | None = None
     strategies: dict[str, list[object]] | None = None
@@ -76,6 +78,13 @@ class Published:
     def readable(self) -> bool:
         """Whether there was none, or it could be read."""
         return self != Published(math.inf)
+
+    @property
+    def in_words(self) -> str:
+        """What was seen."""
+        return (
+            f"metrics of step {self.step:.0f} are published" if self.readable else "metrics of this run are published"
+        )
 
     def write(self, record: Path) -> None:
         """Leave the note beside a record; it is on disk when this returns.

@@ -146,6 +146,7 @@ PROVENANCE = entries(
         "wall_seconds": maybe(NUMBER),
         "seeds_at_once": WHOLE,
         "seeded_noise": WHOLE,
+        "channels_last": SWITCH,
         "ranks": _RANKS,
         "resumed": list_of(entries({"step": WHOLE, "device": maybe(WORD), "ranks": _RANKS}, required=("step",))),
     }
@@ -182,6 +183,7 @@ _NOTE = {
     "step": NUMBER,
     "noise": maybe(WHOLE),
     "noise_multiplier": maybe(NUMBER),
+    "channels_last": maybe(SWITCH),
     "processes": maybe(WHOLE),
     "since": maybe(WHOLE),
     "others": maybe(list_of(entries(_OF_PROCESS, required=tuple(_OF_PROCESS)))),

@@ -22,7 +22,7 @@ from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError, can_not_be_had
 from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.loop import evaluated_after
-from dpbench.training.repeating import Repeats, computed_by, in_words
+from dpbench.training.repeating import BY_FORCE, Repeats, computed_by, in_words
 from dpbench.training.resume import GLOBAL, MisfitError, Training
 from dpbench.training.team import Team
 
@@ -237,9 +237,8 @@ class Keeper:
         those, these, seen = in_words(count), in_words(self._team.size), Published.read(self._record.folder)
         if seen.step:
             raise UserError(
-                f"metrics of step {seen.step:.0f} are published, and the checkpoint of step {step} is of {those}, from "
-                f"which {these} can't go on: start as many, take another seed, or force=true where nothing of that was "
-                "seen"
+                f"{seen.in_words}, and the checkpoint of step {step} is of {those}, from which {these} can't go on: "
+                f"start as many, take another seed, {BY_FORCE}"
             )
         raise MisfitError(f"is of {those}, from which {these} can't go on")
 
@@ -258,8 +257,7 @@ class Keeper:
     def _other_noise(self, multiplier: float, own: float) -> UserError:
         return UserError(
             f"this run made releases at noise multiplier {multiplier!r}, and calibration now gives {own!r}: the same "
-            "noise at two multipliers would show what it hides; take another seed, or force=true where nothing of "
-            "the first attempt was seen",
+            f"noise at two multipliers would show what it hides; take another seed, {BY_FORCE}",
             field="seed",
             value=self._config.seed,
         )

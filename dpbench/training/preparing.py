@@ -90,7 +90,12 @@ def prepare(
         return Training(parts, ledger, Progress.start(config, splits, team), [])
 
     training, found = keeper.resume(begin)
-    origin = {**provenance(device), "micro_batch": training.parts.micro_batch, "processes": team.size}
+    origin = {
+        **provenance(device),
+        "micro_batch": training.parts.micro_batch,
+        "channels_last": config.channels_last,
+        "processes": team.size,
+    }
     if isinstance(config.model, PretrainedModel) and config.model.pretrained is not None:
         origin["weights"] = weights_digest(config.model.pretrained)  # the hash of the run has their name alone
     if found is not None:

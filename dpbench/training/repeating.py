@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from dpbench.config import RunConfig
 from dpbench.devices import describe
@@ -11,6 +12,8 @@ from dpbench.errors import UserError
 from dpbench.privacy.gaussian import SEEDED_NOISE
 from dpbench.tracking.published import Published, device_kind
 from dpbench.training.assemble import Assembly
+
+BY_FORCE = "or force=true where nothing of that was seen"
 
 
 class Repeats:
@@ -38,6 +41,7 @@ class Repeats:
             "device": _device_of(parts),
             "noise": SEEDED_NOISE,
             "micro_batch": parts.micro_batch,
+            "channels_last": self._config.channels_last,
             "processes": self._processes,
         }
 
@@ -71,10 +75,9 @@ class Repeats:
         seen, at_once = self.seen, parts.at_once
         if step <= seen.step and seen.at_once not in (None, at_once):
             raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time; memory ran "
-                f"out, and with {at_once} at a time step {step} is another release with the same noise, beyond the "
-                "run's eps: go on where more memory is free, take another seed, or force=true where nothing of that "
-                "was seen",
+                f"{seen.in_words}, computed {seen.at_once} samples at a time; memory ran out, and with {at_once} at a "
+                f"time step {step} is another release, beyond the run's eps: go on where more memory is free, take "
+                f"another seed, {BY_FORCE}",
                 field="micro_batch",
                 value=self._config.micro_batch,
             )
@@ -96,72 +99,105 @@ class Repeats:
             return
         if self._config.privacy.secure_noise:
             raise UserError(
-                f"metrics of step {seen.step:.0f} are published, and without a checkpoint of it the steps after step "
-                f"{step} would be releases of their own, beyond eps={self._config.eps:g}; force=true starts a run "
-                "whose eps adds to that of this one",
+                f"{seen.in_words}, and without a checkpoint of that the steps after step {step} would be releases of "
+                f"their own, beyond eps={self._config.eps:g}; force=true starts a run whose eps adds to that of this "
+                "one",
                 field="privacy.secure_noise",
                 value=True,
             )
         if not seen.readable or step < (seen.since or 0):
             otherwise = (
-                f"until step {seen.since} it drew on another kind of device, by another version or with other "
-                "micro-batches"
+                f"until step {seen.since} it drew on another kind of device, by another version, with other "
+                "micro-batches or in another memory layout"
                 if seen.readable
                 else "what its note beside the record says of them can't be read"
             )
             raise UserError(
                 f"metrics of this run are published, and {otherwise}; the steps after step {step} might be other "
-                "releases, beyond the run's eps: take another seed, or force=true where nothing of that was seen",
+                f"releases, beyond the run's eps: take another seed, {BY_FORCE}",
                 field="seed",
                 value=self._config.seed,
             )
-        # Seeded generators draw otherwise on another kind of device.
-        if seen.device not in (None, _device_of(parts)):
-            raise UserError(
-                f"a run on {seen.device} has published metrics of step {seen.step:.0f}; here the steps after step "
-                f"{step} would draw other batches and noise, beyond the run's eps: go on there, take another seed, or "
-                "force=true where nothing of that was seen",
-                field="device",
-                value=self._config.device,
-            )
-        if seen.noise not in (None, SEEDED_NOISE):
-            raise UserError(
-                f"another version of dpbench has published metrics of step {seen.step:.0f} of this run; with this one "
-                f"the steps after step {step} would draw other noise, beyond the run's eps: go on with that version, "
-                "take another seed, or force=true where nothing of that was seen",
-                field="seed",
-                value=self._config.seed,
-            )
-        # What augmentation and dropout draw for a sample hangs on which others are computed with it, and where.
         if self._config.micro_batch is None:
             parts.micro_batch = seen.micro_batch or parts.micro_batch
-        if seen.micro_batch not in (None, parts.micro_batch):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.micro_batch} samples at a time; with "
-                f"others at a time the steps after step {step} would be other releases with the same noise, beyond the "
-                "run's eps: leave it out, take another seed, or force=true where nothing of that was seen",
-                field="micro_batch",
-                value=self._config.micro_batch,
-            )
-        if seen.at_once not in (None, parts.at_once):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed {seen.at_once} samples at a time since "
-                f"memory ran out; without a checkpoint of that the steps after step {step}, with {parts.at_once} at a "
-                "time, would be other releases with the same noise, beyond the run's eps: take another seed, or "
-                "force=true where nothing of that was seen",
-                field="micro_batch",
-                value=self._config.micro_batch,
-            )
-        if seen.processes not in (None, self._processes):
-            raise UserError(
-                f"metrics of step {seen.step:.0f} are published, computed by {in_words(seen.processes)}; by "
-                f"{in_words(self._processes)} the steps after step {step} would be other releases with the same "
-                "noise, beyond the run's eps: start as many, take another seed, or force=true where nothing of that "
-                "was seen"
-            )
+        for found in self._differences(seen, parts):
+            if found.then not in (None, found.now):
+                raise UserError(
+                    f"{seen.in_words}, {found.how}; {found.otherwise} the steps after step {step} would be other "
+                    f"releases, beyond the run's eps: {found.advice}take another seed, {BY_FORCE}",
+                    field=found.field,
+                    value=None if found.field is None else getattr(self._config, found.field),
+                )
         if seen.strategies is not None:  # timing, here and now, may choose others; a checkpoint has some of them
             gradients = parts.step.gradients
             gradients.load_state_dict({**gradients.state_dict(), "strategies": seen.strategies})
+
+    def _differences(self, seen: Published, parts: Assembly) -> Iterator[_Difference]:
+        """All that decides what steps draw, then and now."""
+        device = _device_of(parts)
+        # Seeded generators draw otherwise on another kind of device.
+        yield _Difference(seen.device, device, "device", f"drawn on {seen.device}", f"on {device}", "go on there, ")
+        yield _Difference(
+            seen.noise,
+            SEEDED_NOISE,
+            "seed",
+            "its noise drawn by another version of dpbench",
+            "by this one",
+            "go on with that version, ",
+        )
+        # What augmentation and dropout draw for a sample hangs on which others are computed with it, where, and in
+        # which order its numbers lie in memory.
+        yield _Difference(
+            seen.micro_batch,
+            parts.micro_batch,
+            "micro_batch",
+            f"computed {seen.micro_batch} samples at a time",
+            "with others at a time",
+            "leave it out, ",
+        )
+        yield _Difference(
+            seen.at_once,
+            parts.at_once,
+            "micro_batch",
+            f"computed {seen.at_once} samples at a time since memory ran out",
+            f"without a checkpoint of that, with {parts.at_once} at a time,",
+        )
+        yield _Difference(
+            seen.channels_last,
+            self._config.channels_last,
+            "channels_last",
+            "computed in another memory layout",
+            "in this one",
+            f"set it to {str(seen.channels_last).lower()}, ",
+        )
+        yield _Difference(
+            seen.processes,
+            self._processes,
+            None,
+            f"computed by {in_words(seen.processes or 1)}",
+            f"by {in_words(self._processes)}",
+            "start as many, ",
+        )
+
+
+class _Difference(NamedTuple):
+    """What decides which numbers steps draw, and what to say where it has changed.
+
+    Attributes:
+        then: when something was seen; None where that is not known.
+        now: here.
+        field: the setting that has it; None where none has.
+        how: it was then, in words.
+        otherwise: it is now, in words.
+        advice: how to have it as it was, ending in a comma, if there is a way.
+    """
+
+    then: object
+    now: object
+    field: str | None
+    how: str
+    otherwise: str
+    advice: str = ""
 
 
 def computed_by(parts: Assembly) -> dict[str, Any]:
