@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ SCOPES = ("flat", "per_layer")
 
 
 @dataclass
-class Clip(Stage):
+class Clip(Stage, ABC):
     """Bounds each sample's vector v by a factor of its norm.
 
     Formal guarantee: for every threshold C from 1e-15 to 1e15 and every finite or infinite norm, the scaled vector
@@ -46,6 +47,7 @@ class Clip(Stage):
     def __post_init__(self) -> None:
         require(self.scope in SCOPES, "clip.scope", self.scope, f"one of {', '.join(SCOPES)}")
 
+    @abstractmethod
     def factors(self, norms: Tensor, threshold: float) -> Tensor:
         """Factors of each group of parameters and sample.
 
@@ -56,10 +58,6 @@ class Clip(Stage):
         Returns:
             Shape (G, B).
         """
-        return self._factors(norms, threshold / math.sqrt(len(norms)))
-
-    def _factors(self, norms: Tensor, bound: float) -> Tensor:
-        raise NotImplementedError
 
     def sensitivity(self, threshold: float) -> float:
         """Largest norm that one sample's scaled vector can have."""
@@ -80,8 +78,20 @@ class Clip(Stage):
         """
 
 
+class GroupClip(Clip):
+    """One that bounds each group of parameters by itself, to C/sqrt(G), so that the whole vector is bounded by C."""
+
+    @override
+    def factors(self, norms: Tensor, threshold: float) -> Tensor:
+        return self._factors(norms, threshold / math.sqrt(len(norms)))
+
+    @abstractmethod
+    def _factors(self, norms: Tensor, bound: float) -> Tensor:
+        """Factors for the bound of a group, of the norms' shape."""
+
+
 @dataclass
-class ThresholdClip(Clip):
+class ThresholdClip(GroupClip):
     """v min(1, C/‖v‖): long vectors are shortened to C, short ones stay (Abadi et al. 2016)."""
 
     @override
@@ -90,7 +100,7 @@ class ThresholdClip(Clip):
 
 
 @dataclass
-class AutomaticClip(Clip):
+class AutomaticClip(GroupClip):
     """v C/(‖v‖ + s): every vector is scaled to about C (Bu et al. 2023; AUTO-S, or AUTO-V where s = 0).
 
     Attributes:
@@ -128,7 +138,7 @@ class NormalisedClip(ThresholdClip):
 
 
 @dataclass
-class PSAClip(Clip):
+class PSAClip(GroupClip):
     """v C/(‖v‖ + r/(‖v‖ + r)): DP-PSAC (Xia et al. 2023). Short vectors keep a bounded weight.
 
     The weight C/(‖v‖ + r/(‖v‖ + r)) is C for a vanishing vector, at most C/(2 sqrt(r) - r), reached where
@@ -151,7 +161,7 @@ class PSAClip(Clip):
 
 
 @dataclass
-class NoClip(Clip):
+class NoClip(GroupClip):
     """v unchanged. Without a bound there is no private release: valid for eps=inf only."""
 
     @override

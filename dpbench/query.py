@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -26,7 +27,7 @@ class Point(NamedTuple):
 
 
 @dataclass
-class Query(Stage):
+class Query(Stage, ABC):
     """Chooses the points of a step from the current iterate and from what it remembers of earlier ones.
 
     Attributes:
@@ -45,13 +46,13 @@ class Query(Stage):
         """Largest norm of a sample's contribution, over that of one clipped vector."""
         return 1.0
 
+    @abstractmethod
     def points(self, iterate: Tensor) -> list[Point]:
         """Points of the next step, the current iterate first if it is one of them. Called once a step.
 
         Args:
             iterate: current parameters θ_t, shape (d,); a live buffer that the optimizer will overwrite.
         """
-        raise NotImplementedError
 
 
 @dataclass

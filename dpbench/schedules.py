@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -11,12 +12,12 @@ from dpbench.errors import require
 
 
 @dataclass
-class Schedule:
+class Schedule(ABC):
     """Gives the factor of each step."""
 
+    @abstractmethod
     def factor(self, step: int, steps: int) -> float:
         """Factor at step t = 0..T-1 of T steps."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,3 +87,21 @@ def _differ(one: Any, other: Any) -> bool:
         return bool(one != other)
     except Exception:  # of a list of tensors, say; whatever the types of a stage of one's own raise
         return False
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two nested states are the same bit for bit, so that NaN is the same as itself."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.equal(_bits(one), _bits(other.to(one.device)))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_state, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() > 0 else tensor.reshape(1).view(torch.uint8)

@@ -175,7 +175,7 @@ def test_a_data_root_that_is_no_folder_is_called_that(name, tmp_path):
         ("file", f"is no folder; {elsewhere} at one"),
     ):
         with pytest.raises(UserError) as caught:
-            source.require_whole(tmp_path / file, download=False)
+            source.require_whole(tmp_path / file)
         assert str(caught.value) == f"data.root={tmp_path / file}: {says}"
 
 
@@ -347,10 +347,10 @@ def test_an_archive_that_was_fetched_in_part_is_fetched_anew(name, left, address
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(Server, "sent", most)
     with pytest.raises(UserError, match=rf"^dataset={name}: can't be fetched to data\.root=\S+ \(BadZipFile: "):
-        source.require_whole(tmp_path, download=True)
+        source.obtain(tmp_path, download=True)
     assert sorted(tmp_path.rglob("*")) == before
     monkeypatch.setattr(Server, "sent", len(Server.whole))
-    source.require_whole(tmp_path, download=True)
+    source.obtain(tmp_path, download=True)
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*wanted, *([f"{leftover}/{file}"] if left else [])}
 

@@ -12,16 +12,17 @@ PROMISES = """\
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from dpbench.clip import Clip
+from dpbench.clip import Clip, GroupClip
 from dpbench.noise import Noise
 from dpbench.query import OnePoint
 from dpbench.threshold import Threshold
 
 
 @dataclass
-class Bounded(Clip):
+class Bounded(GroupClip):
     promised: float = 1.0
     factor: float = 1.0
     flat: bool = False
@@ -99,7 +100,7 @@ class Falling(Threshold):
 
 
 @dataclass
-class OfTheBatch(Clip):
+class OfTheBatch(GroupClip):
     of: str = "norms.median()"
 
     def _factors(self, norms, bound):
@@ -108,7 +109,7 @@ class OfTheBatch(Clip):
 
 
 @dataclass
-class Remembering(Clip):
+class Remembering(GroupClip):
     remembers: bool = True
 
     def __post_init__(self):
@@ -248,7 +249,7 @@ class Called(Bare):
             "clip.flat=true",
             "expected factors, a tensor of the norms' shape (1, 16), not one of shape (16,)",
         ),
-        ("clip", "Lacking", "clip.scope=flat", "clip=Lacking: it lacks factors, or _factors of one group"),
+        ("clip", "Lacking", "clip.scope=flat", "Lacking: it lacks factors, which Clip leaves to it"),
         ("clip", "OfEachGroup", "clip.factor=0.7", None),
         ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
         # Each term is bounded; but all of them change with one sample.
@@ -303,6 +304,12 @@ class Called(Bare):
             "threshold",
             "Counting",
             "threshold.released='self._count + 0 * drawn(2)'",
+            "ends up the same whatever its release() draws at step 0 for its count and median, on which eps rests",
+        ),
+        (
+            "threshold",
+            "Counting",
+            "threshold.released='[math.nan, np.full(2, math.nan), drawn(2)[:0]]'",
             "ends up the same whatever its release() draws at step 0 for its count and median, on which eps rests",
         ),
         ("augmentation", "Mixing", "augmentation.share=0", None),

@@ -445,7 +445,7 @@ def test_nothing_is_fetched_that_was_not_asked_for(tmp_path, attempts):
 
     for name in SOURCES:
         with suppress(UserError):
-            SOURCES[name].require_whole(tmp_path, download=False)
+            SOURCES[name].require_whole(tmp_path)
     for name in ("sst2", "e2e", "names", "dart"):
         with pytest.raises(UserError):
             TEXTS[name].read(tmp_path, download=False)

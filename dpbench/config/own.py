@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
+from inspect import isabstract
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -100,21 +101,15 @@ def own_stage(group: str, module: str, name: str) -> type:
     if any(field.name == "kind" for field in fields(kind)):
         problem = "its field kind has the name under which a record has the class; call it otherwise"
         raise _refused(group, typed, problem)
-    if missing := [name for name in dir(kind) if not name.startswith("_") and _is_abstract(getattr(kind, name))]:
-        raise _refused(group, typed, f"it lacks {' and '.join(missing)}, which {contract.__name__} leaves to it")
+    if isabstract(kind):
+        missing = " and ".join(sorted(kind.__abstractmethods__))
+        raise _refused(group, typed, f"it lacks {missing}, which {contract.__name__} leaves to it")
     return kind
 
 
 def names_no_class(group: str, kind: type) -> bool:
     """Whether a stage is of the contract itself, which leaves something to those who extend it."""
-    return kind is contracts()[group] and any(_is_abstract(getattr(kind, name)) for name in dir(kind))
-
-
-def _is_abstract(member: object) -> bool:
-    """Whether a method or property is one that a contract leaves to those who extend it."""
-    function = member.fget if isinstance(member, property) else member
-    code = getattr(function, "__code__", None)
-    return code is not None and "NotImplementedError" in code.co_names
+    return kind is contracts()[group] and isabstract(kind)
 
 
 def place(error: Exception, kinds: Iterable[type]) -> str:

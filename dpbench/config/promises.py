@@ -6,11 +6,10 @@ Stages of the package are tested; one of one's own may be wrong, and would then 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -22,7 +21,7 @@ from dpbench.noise import Noise
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.plan import Part
 from dpbench.query import Query
-from dpbench.stage import is_own
+from dpbench.stage import is_own, same_state
 from dpbench.threshold import Threshold
 from dpbench.wording import number_of
 
@@ -175,11 +174,7 @@ def _forgotten(clip: Clip, threshold: float) -> None:
 
 
 def _factors(clip: Clip, norms: Tensor, threshold: float) -> Tensor:
-    try:
-        factors: object = deepcopy(clip).factors(norms, threshold)
-    except NotImplementedError as error:
-        name = type(clip).__name__
-        raise UserError("it lacks factors, or _factors of one group", field="clip", value=name) from error
+    factors: object = deepcopy(clip).factors(norms, threshold)
     if not isinstance(factors, Tensor) or factors.shape != norms.shape:
         message = f"expected factors, a tensor of the norms' shape {tuple(norms.shape)}, not {_told(factors)}"
         raise UserError(message, field="clip", value=type(clip).__name__)
@@ -227,28 +222,15 @@ def _released(threshold: Threshold, steps: int) -> None:
         fewest = min(source.drawn for source in sources)
         if fewest < len(parts):
             what = f"its release() draws {number_of(fewest, 'number')} of the source at step {step} {rests}"
-        elif step + 1 < steps and _same([(one.state_dict(), one.value(step + 1)) for one in tried]):
+        elif step + 1 < steps and _all_same([(one.state_dict(), one.value(step + 1)) for one in tried]):
             what = f"it ends up the same whatever its release() draws at step {step} {rests}"
         if what is not None:
             raise UserError(what, field="threshold", value=name)
         threshold = tried[0]
 
 
-def _same(states: Sequence[object]) -> bool:
-    return all(_alike(states[0], state) for state in states)
-
-
-def _alike(one: object, other: object) -> bool:
-    """Whether two states are equal, as far as can be told."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return bool(one == other)
+def _all_same(states: Sequence[object]) -> bool:
+    return all(same_state(states[0], state) for state in states)
 
 
 def _scale(noise: Noise, scale: object, step: int) -> None:

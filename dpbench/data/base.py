@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Suggested:
 
 
 @dataclass
-class Dataset:
+class Dataset(ABC):
     """What a run must know of a data set before it reads it; reading checks that it holds.
 
     Attributes:
@@ -48,19 +49,19 @@ class Dataset:
     suggested: Suggested = field(default_factory=Suggested)
 
     @property
+    @abstractmethod
     def source(self) -> Source:
         """Where its files come from."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def holds(self) -> str:
         """What its samples are, in words."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of the largest input of a model, without the dimension of the samples."""
-        raise NotImplementedError
 
     @property
     def one_shape(self) -> bool:
@@ -72,10 +73,11 @@ class Dataset:
         """Whether the next token is to be predicted; else a sample's class."""
         return False
 
+    @abstractmethod
     def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """So many blank inputs of the largest shape, and targets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def inputs(self, samples: Any, root: Path) -> Tensor:
         """Inputs of a model, made of samples as people have them.
 
@@ -86,8 +88,8 @@ class Dataset:
         Raises:
             UserError: they are of another shape.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, root: Path, *, download: bool) -> Splits:
         """Read the data set.
 
@@ -98,7 +100,6 @@ class Dataset:
         Raises:
             UserError: missing, truncated or corrupt files, or not the declared samples.
         """
-        raise NotImplementedError
 
     def _numbers(self, samples: Any) -> Tensor:
         """Samples as a tensor of the one shape that the data set has.

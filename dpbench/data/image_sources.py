@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.data.imagenet import ImageFolders
-from dpbench.data.sources import File, FileSource, Images, ImageSource, Problem, Shape
+from dpbench.data.sources import Fetchable, File, FileSource, Images, ImageSource, Problem, Shape
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Digits(ImageSource):
 
 
 @dataclass(frozen=True)
-class Torchvision(FileSource, ImageSource):
+class Torchvision(Fetchable, FileSource, ImageSource):
     """A data set that torchvision reads and fetches.
 
     Attributes:
@@ -73,7 +73,7 @@ class Torchvision(FileSource, ImageSource):
 
     @override
     def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:
-        self.require_whole(root, download=download)
+        self.obtain(root, download=download)
         try:
             train, test = (self._open(root, split, download=False) for split in self.splits)
         except Exception as error:  # torchvision raises whatever the parsing of a file runs into

@@ -89,7 +89,7 @@ class OwnImages(ImageFolders):
 
     @override
     def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:
-        self.require_whole(root, download=False)
+        self.require_whole(root)
         if not self._has_arrays(root):
             return super().read(root, shapes, download=download)
         splits: list[Tensor] = []
@@ -119,7 +119,7 @@ class OwnTable(FileSource, TableSource):
 
     @override
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:
-        self.require_whole(root, download=False)
+        self.require_whole(root)
         splits = []
         for inputs, labels in _arrays(self, root):
             if inputs.ndim != 2 or inputs.dtype.kind not in "fiub":
@@ -151,7 +151,7 @@ class OwnTexts(FileSource, TextSource):
 
     @override
     def read(self, root: Path, *, download: bool) -> dict[str, Texts]:
-        self.require_whole(root, download=False)
+        self.require_whole(root)
         train, test = (self._texts(root / file.path) for file in self.files)
         if (train.second is None) != (test.second is None):
             raise self.error("only one of train.jsonl and test.jsonl has text_pair")

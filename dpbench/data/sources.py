@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(ABC):
     """Where a data set comes from.
 
     Attributes:
@@ -77,6 +78,7 @@ class Source:
         """Whether it comes with a library, without files under the data root."""
         return False
 
+    @abstractmethod
     def problems(self, root: Path, *, thorough: bool) -> list[Problem]:
         """What is wrong with the copy under a data root; nothing if it is whole.
 
@@ -84,11 +86,6 @@ class Source:
             root: data root.
             thorough: read all files, for their sums or counts; else only see what is there.
         """
-        raise NotImplementedError
-
-    def fetch(self, root: Path) -> None:
-        """Put the files under a data root, from the official source; raises whatever goes wrong."""
-        raise NotImplementedError
 
     def state(self, root: Path) -> tuple[State, str]:
         """How the data set stands under a data root, at a glance, and what is to say about it."""
@@ -100,21 +97,15 @@ class Source:
             return (State.LICENSED, self.by_hand) if self.by_hand else (State.DOWNLOADABLE, problems[0].text)
         return State.PRESENT, ""
 
-    def require_whole(self, root: Path, *, download: bool) -> None:
-        """Check all files, after fetching them where some are missing and may be fetched.
+    def require_whole(self, root: Path) -> None:
+        """Check all files.
 
         Raises:
-            UserError: a file is missing or damaged, or can't be fetched.
+            UserError: a file is missing or damaged.
         """
         problems = self.problems(root, thorough=True)
         if problems:
-            self.require_folder(root, download=download)
-        if download and not self.by_hand and any(problem.absent for problem in problems):
-            try:
-                self.fetch(root)
-            except Exception as error:  # whatever the network, the disk and the archive run into
-                raise self.error(f"can't be fetched to data.root={root} ({type(error).__name__}: {error})") from error
-            problems = self.problems(root, thorough=True)
+            self.require_folder(root, download=False)
         for problem in sorted(problems, key=lambda problem: problem.absent):
             if not problem.absent:
                 raise self.error(f"{problem.text} under data.root={root}; {self.REPAIR}")
@@ -140,6 +131,29 @@ class Source:
     def error(self, message: str) -> UserError:
         """A sentence about this data set."""
         return UserError(message, field="dataset", value=self.name)
+
+
+@dataclass(frozen=True)
+class Fetchable(Source):
+    """A data set that is fetched to a data root."""
+
+    @abstractmethod
+    def fetch(self, root: Path) -> None:
+        """Put the files under a data root, from the official source; raises whatever goes wrong."""
+
+    def obtain(self, root: Path, *, download: bool) -> None:
+        """Check all files, after fetching them where some are missing and may be fetched.
+
+        Raises:
+            UserError: a file is missing or damaged, or can't be fetched.
+        """
+        if download and any(problem.absent for problem in self.problems(root, thorough=False)):
+            self.require_folder(root, download=True)
+            try:
+                self.fetch(root)
+            except Exception as error:  # whatever the network, the disk and the archive run into
+                raise self.error(f"can't be fetched to data.root={root} ({type(error).__name__}: {error})") from error
+        self.require_whole(root)
 
 
 @dataclass(frozen=True)
@@ -213,6 +227,7 @@ class FileSource(Source):
 class ImageSource(Source):
     """A data set that can be read as images."""
 
+    @abstractmethod
     def read(self, root: Path, shapes: tuple[Shape, Shape], *, download: bool) -> Images:
         """Images and labels; whoever reads them compares them with what is declared.
 
@@ -224,4 +239,3 @@ class ImageSource(Source):
         Raises:
             UserError: a file is missing, truncated or corrupt.
         """
-        raise NotImplementedError

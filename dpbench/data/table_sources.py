@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.data.sources import File, FileSource, Source, fetched
+from dpbench.data.sources import Fetchable, File, FileSource, Source, fetched
 
 # Features float32 (N, F), labels int64 (N,).
 Rows = tuple[Tensor, Tensor]
@@ -21,6 +22,7 @@ Rows = tuple[Tensor, Tensor]
 class TableSource(Source):
     """A data set of which rows of numbers can be read."""
 
+    @abstractmethod
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:
         """Features and labels for training, then for the test.
 
@@ -31,7 +33,6 @@ class TableSource(Source):
         Raises:
             UserError: a file is missing, truncated or corrupt.
         """
-        raise NotImplementedError
 
 
 # Columns of the census data. Numbers are divided by a bound that is public; amounts of money are taken as logarithms.
@@ -64,7 +65,7 @@ COLUMNS = 15
 
 
 @dataclass(frozen=True)
-class Adult(FileSource, TableSource):
+class Adult(Fetchable, FileSource, TableSource):
     """The UCI repository's census income: who earns more than 50,000 dollars.
 
     The encoding draws on nothing but the published description of the columns, so that it costs no privacy: numbers
@@ -82,7 +83,7 @@ class Adult(FileSource, TableSource):
 
     @override
     def read(self, root: Path, *, download: bool) -> tuple[Rows, Rows]:
-        self.require_whole(root, download=download)
+        self.obtain(root, download=download)
         train, test = (self._rows(root / file.path) for file in self.files)
         return train, test
 

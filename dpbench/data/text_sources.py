@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from dpbench.data.encoding import Texts
-from dpbench.data.sources import File, FileSource, Problem, Source, fetched
+from dpbench.data.sources import Fetchable, File, FileSource, Problem, Source, fetched
 
 Row = dict[str, Any]
 
@@ -42,6 +43,7 @@ class Part:
 class TextSource(Source):
     """A data set of which texts can be read."""
 
+    @abstractmethod
     def read(self, root: Path, *, download: bool) -> dict[str, Texts]:
         """Texts of the splits "train" and "test", and of others.
 
@@ -52,7 +54,6 @@ class TextSource(Source):
         Raises:
             UserError: a file is missing, truncated or corrupt.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,6 @@ class TextTable(FileSource, TextSource):
         return problems
 
     @override
-    def fetch(self, root: Path) -> None:
-        for part in self.parts:
-            self._from_hub(part)
-
-    @override
     def read(self, root: Path, *, download: bool) -> dict[str, Texts]:
         if download and any(problem.absent for problem in super().problems(root, thorough=False)):
             try:
@@ -104,7 +100,7 @@ class TextTable(FileSource, TextSource):
                 why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise self.error(f"can't be fetched from the hub's {self.hub[0]} ({why})") from error
             return found
-        self.require_whole(root, download=False)
+        self.require_whole(root)
         return {part.name: self._texts(self._rows(root / part.file.path), self.columns) for part in self.parts}
 
     def _from_hub(self, part: Part) -> Iterable[Row]:
@@ -174,7 +170,7 @@ class Dart(TextTable):
 
 
 @dataclass(frozen=True)
-class Names(TextSource):
+class Names(Fetchable, TextSource):
     """Names of people in files named after languages, `names/<language>.txt`; a random fifth, fixed, is the test split.
 
     The data of the tutorial on character-level networks at pytorch.org.
@@ -216,7 +212,7 @@ class Names(TextSource):
     def read(self, root: Path, *, download: bool) -> dict[str, Texts]:
         from sklearn.model_selection import train_test_split
 
-        self.require_whole(root, download=download)
+        self.obtain(root, download=download)
         train, test = train_test_split(self._names(root), test_size=self.test, random_state=0)
         return {
             split: Texts([name for name, _ in rows], None, [label for _, label in rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ from dpbench.stage import Stage
 
 
 @dataclass
-class Filter(Stage):
+class Filter(Stage, ABC):
     """Maps the private gradients of all steps so far to the gradient the optimizer gets.
 
     Attributes:
@@ -24,6 +25,7 @@ class Filter(Stage):
     def expect(self, noise_std: float) -> None:
         """Learn the standard deviation of the noise in each coordinate of the next gradient, which is public."""
 
+    @abstractmethod
     def apply(self, gradient: Tensor) -> Tensor:
         """Filtered gradient of this step.
 
@@ -35,7 +37,6 @@ class Filter(Stage):
             ĝ_t, shape (d,), valid until the next call and not to be written to: it may be the argument itself or
             the filter's memory.
         """
-        raise NotImplementedError
 
 
 @dataclass

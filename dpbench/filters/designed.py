@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -57,8 +58,9 @@ class Designed(Filter):
         """Feedback taps a_1, a_2, ...."""
         return self._filter.a
 
+    @abstractmethod
     def _design(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        raise NotImplementedError
+        """Taps b and a of the filter, each of shape (order + 1,), a_0 being 1."""
 
     @override
     def apply(self, gradient: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.gradients.recording import Parameters
 from dpbench.gradients.replay import padded
 from dpbench.gradients.request import MicroBatch, Request
-from dpbench.gradients.summands import Summand
+from dpbench.gradients.summands import Growing
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
@@ -164,7 +164,7 @@ class FusedGradients(PerSampleGradients):
             targets: (S B, ...).
             counts: 1 for each sample, 0 for padding, shape (S B,).
         """
-        summands: dict[Parameters, Summand] = {}
+        summands: dict[Parameters, Growing] = {}
         losses: list[Tensor] = []
         self.reads = set()
         seeds = len(points[0].iterate)

@@ -15,7 +15,7 @@ from dpbench.gradients.loss import Loss, sample_losses
 from dpbench.gradients.owners import Owners
 from dpbench.gradients.pooling import wants_channels_last
 from dpbench.gradients.recording import HOLD, Parameters, Read, Recording, direct
-from dpbench.gradients.summands import Held, Summand
+from dpbench.gradients.summands import Growing, Held
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses import Direct
 from dpbench.gradients.uses.base import full
@@ -134,7 +134,7 @@ class Passes:
         Returns:
             The tape, valid until the parameters change; its losses are those of the first point.
         """
-        summands: dict[Parameters, Summand] = {}
+        summands: dict[Parameters, Growing] = {}
         losses: list[Tensor] = []
         self.reads = set()
         # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
@@ -162,7 +162,7 @@ class Passes:
         points: int,
         inputs: Tensor,
         targets: Tensor,
-        summands: dict[Parameters, Summand],
+        summands: dict[Parameters, Growing],
         weights: Weights | None = None,
     ) -> Tensor:
         """Losses at these weights; what their gradients are made of goes to the summands.
@@ -186,7 +186,7 @@ class Passes:
                 losses.backward(torch.ones_like(losses) * weight)
         return losses
 
-    def _add_rows(self, rows: Tensor, summands: dict[Parameters, Summand]) -> None:
+    def _add_rows(self, rows: Tensor, summands: dict[Parameters, Growing]) -> None:
         sizes = [parameter.numel() for parameter in self.flat.parameters]
         for parameter, part in zip(self.flat.parameters, rows.split(sizes, 1), strict=True):
             summand = summands.setdefault((parameter,), Held(HOLD))

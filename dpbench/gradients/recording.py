@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from dpbench.errors import UserError
 from dpbench.gradients.choice import Chooser
-from dpbench.gradients.summands import BySeed, Summand, Tied, summand_of
+from dpbench.gradients.summands import BySeed, Growing, Tied, summand_of
 from dpbench.gradients.uses import Direct, Lookup, Outer, Strategy, Term, Use, can_tie
 from dpbench.gradients.uses.base import full
 from dpbench.gradients.weights import Weights
@@ -61,7 +61,7 @@ class Recording:
         points: int,
         trained: Iterable[Tensor],
         chooser: Chooser,
-        summands: dict[Parameters, Summand],
+        summands: dict[Parameters, Growing],
         weights: Weights,
     ) -> None:
         self.samples = samples
@@ -187,7 +187,7 @@ class Recording:
             self._summands[part.parameters] = self._summand(part, term)
         self._summands[part.parameters].add(term, part.use)
 
-    def _summand(self, part: Part, term: Term) -> Summand:
+    def _summand(self, part: Part, term: Term) -> Growing:
         calls = self._calls[part.parameters]
         kinds = list(dict.fromkeys(calls))
         if len(kinds) == 2 and can_tie(*kinds):

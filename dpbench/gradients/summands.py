@@ -5,13 +5,14 @@ The terms of a parameter are added up before any norm is taken, so clipping sees
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses import Lookup, Outer, Squares, Strategy, Term, Use, cross_products
+from dpbench.gradients.uses import Factorable, Lookup, Outer, Squares, Strategy, Term, Use, cross_products
 
 # Inner products lose some 2^-24 of the parts' squares. Where the whole is smaller than the parts by more than this, it
 # may have lost so much of itself that its norm, and with it what is clipped, is wrong.
@@ -22,38 +23,42 @@ SEVERELY = 2.0**-26
 LEAST = 2.0**-40
 
 
-class Summand:
+class Summand(ABC):
     """G_i = Σ_j G_ij over terms j, in a form that gives norms and weighted sums."""
 
-    def add(self, term: Term, use: Use) -> None:
-        """Add a term."""
-        raise NotImplementedError
-
+    @abstractmethod
     def squares(self, *, precise: bool = False) -> Squares:
         """‖G_i‖².
 
         Args:
             precise: terms nearly cancel, so that inner products are to be in double precision.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, samples: Tensor) -> None:
         """Let G_i be zero but for some samples, boolean of shape (B,); norms are those of before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i, factors of shape (B,), to tensors of the parameters' shapes.
 
         In double precision where the tensors are, but for gradients that are kept in another.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of the samples of each seed, factors of shape (S, B/S), to tensors (S, *parameter)."""
-        raise NotImplementedError
 
 
-class Held(Summand):
+class Growing(Summand):
+    """One whose terms are added as a pass goes back through the calls that they are of."""
+
+    @abstractmethod
+    def add(self, term: Term, use: Use) -> None:
+        """Add a term."""
+
+
+class Held(Growing):
     """All G_i are made and kept: B times the size of the parameters. a and b are not.
 
     Uses may differ from term to term.
@@ -129,10 +134,10 @@ class Held(Summand):
             target.add_(total.view_as(target))
 
 
-class Factored(Summand):
+class Factored(Growing):
     """a and b of each call are kept, and G_i only made for the norms, if at all. All terms are of one use."""
 
-    def __init__(self, use: Use, strategy: Strategy) -> None:
+    def __init__(self, use: Factorable, strategy: Strategy) -> None:
         self.use = use
         self.terms: list[Term] = []
         self._strategy = strategy
@@ -185,7 +190,7 @@ class Factored(Summand):
         return (term.precise() for term in self.terms) if onto[0].dtype == torch.float64 else self.terms
 
 
-class Tied(Summand):
+class Tied(Growing):
     """One weight as the table of an embedding and as a linear layer, as in GPT-2: their cross term is exact."""
 
     GRAM = Strategy("gram")
@@ -196,6 +201,7 @@ class Tied(Summand):
     @override
     def add(self, term: Term, use: Use) -> None:
         """Add a term of either use."""
+        assert isinstance(use, Factorable), "an embedding's or a linear layer's"
         self._parts.setdefault(type(use), Factored(use, self.GRAM)).add(term, use)
 
     @override
@@ -229,10 +235,10 @@ class Tied(Summand):
             part.add_weighted_sums(factors, onto)
 
 
-class BySeed(Summand):
+class BySeed(Growing):
     """The samples of each seed in a summand of their own."""
 
-    def __init__(self, parts: Sequence[Summand]) -> None:
+    def __init__(self, parts: Sequence[Growing]) -> None:
         """Nothing so far.
 
         Args:
@@ -255,15 +261,30 @@ class BySeed(Summand):
         )
 
     @override
+    def keep(self, samples: Tensor) -> None:
+        """Let the others be zero, seed by seed."""
+        for part, own in zip(self._parts, samples.chunk(len(self._parts)), strict=True):
+            part.keep(own)
+
+    @override
+    def add_weighted_sum(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
+        """Add Σ_i factor_i G_i over all seeds."""
+        for part, own in zip(self._parts, factors.chunk(len(self._parts)), strict=True):
+            part.add_weighted_sum(own, onto)
+
+    @override
     def add_weighted_sums(self, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of each seed, one after the other."""
         for part, own, *targets in zip(self._parts, factors, *onto, strict=True):
             part.add_weighted_sum(own, targets)
 
 
-def summand_of(use: Use, strategy: Strategy, expected: int) -> Summand:
-    """An empty summand for so many terms of a use."""
-    return Held(strategy, expected) if strategy.kind == "hold" else Factored(use, strategy)
+def summand_of(use: Use, strategy: Strategy, expected: int) -> Growing:
+    """An empty summand for `expected` terms of a use."""
+    if strategy.kind == "hold":
+        return Held(strategy, expected)
+    assert isinstance(use, Factorable), "no other use offers another strategy"
+    return Factored(use, strategy)
 
 
 def chunks(batch: int, size: int) -> list[slice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from dpbench.stage import is_own
 
 
 @dataclass
-class Model:
+class Model(ABC):
     """Settings of a model.
 
     Attributes:
@@ -27,12 +28,12 @@ class Model:
         if not isinstance(dataset, ImageDataset):
             raise self._misfit("images", dataset)
 
+    @abstractmethod
     def build(self, dataset: Any) -> nn.Module:
         """The module for a data set that `check` lets pass; draws its weights from torch's generator.
 
         It maps inputs (B, ...) to logits (B, classes), or (B, T, ids) of next tokens.
         """
-        raise NotImplementedError
 
     def _misfit(self, takes: str, dataset: Dataset) -> UserError:
         """The data set is of another kind than what the model takes, in words."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from dpbench.stage import Course, Stage
 
 
 @dataclass
-class Noise(Stage):
+class Noise(Stage, ABC):
     """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity."""
 
     @property
@@ -24,9 +25,9 @@ class Noise(Stage):
     def prepare(self, course: Course) -> None:
         """Learn what is public about the run; called before anything else is asked of the stage."""
 
+    @abstractmethod
     def scale(self, step: int) -> float:
         """Relative scale s_t; must be known before training, for the plan is made of it."""
-        raise NotImplementedError
 
     def claimed_scale(self, step: int) -> float:
         """The scale that a publication's accountant takes it for; differs from `scale` where noise is understated."""

@@ -9,6 +9,7 @@ kept.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +41,9 @@ class CorrelatedNoise(Noise):
 
     @property
     @override
+    @abstractmethod
     def correlation(self) -> Correlation:
-        raise NotImplementedError
+        """C, which the account needs."""
 
     @override
     def prepare(self, course: Course) -> None:
@@ -67,12 +69,13 @@ class CorrelatedNoise(Noise):
         course = prepared(self._course)
         return step % course.epoch if self.restart else step
 
+    @abstractmethod
     def _deviation(self, step: int) -> float:
-        raise NotImplementedError
+        """Norm of row `step` of C⁻¹."""
 
+    @abstractmethod
     def _correlate(self, fresh: Tensor, step: int) -> Tensor:
         """Row `step` of C⁻¹ Z from row `step` of Z, in place."""
-        raise NotImplementedError
 
     @override
     def state_dict(self) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -16,7 +17,7 @@ LARGEST = 1e38
 
 
 @dataclass
-class Optimizer:
+class Optimizer(ABC):
     """Hyper-parameters of an optimizer; `build` makes it for given parameters.
 
     Attributes:
@@ -35,9 +36,9 @@ class Optimizer:
         decay = self.weight_decay
         require(0 <= decay <= LARGEST, "optim.weight_decay", decay, f"a number from 0 to {LARGEST:g}")
 
+    @abstractmethod
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimizer over these parameters."""
-        raise NotImplementedError
 
 
 @runtime_checkable

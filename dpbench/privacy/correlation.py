@@ -8,6 +8,7 @@ position of every pass unless each begins anew.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 
@@ -18,7 +19,7 @@ from dpbench.privacy.sampling import CYCLIC, Scheme
 
 
 @dataclass(frozen=True)
-class Correlation:
+class Correlation(ABC):
     """A strategy matrix C.
 
     Attributes:
@@ -62,11 +63,13 @@ class Correlation:
             matrix[start : start + size, start : start + size] = self._strategy(size)
         return matrix
 
+    @abstractmethod
     def _squared_sensitivity(self, steps: int, epoch: int) -> float:
-        raise NotImplementedError
+        """`squared_sensitivity` of steps without a restart between them."""
 
+    @abstractmethod
     def _strategy(self, steps: int) -> np.ndarray:
-        raise NotImplementedError
+        """`strategy` of steps without a restart between them."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ CYCLIC = Scheme(
 SCHEMES = {scheme.name: scheme for scheme in (POISSON, FIXED_SIZE, SHUFFLED, CYCLIC)}
 
 
-class Sampler:
+class Sampler(ABC):
     """Draws the batches of a run.
 
     Attributes:
@@ -85,9 +86,9 @@ class Sampler:
         self.batch = batch
         self._source = source
 
+    @abstractmethod
     def draw(self) -> Tensor:
         """Indices of the next batch, shape (B,), int64, on the source's device."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """What the sampler remembers between batches; its source is its owner's."""
@@ -95,6 +96,8 @@ class Sampler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
 class PoissonSampler(Sampler):

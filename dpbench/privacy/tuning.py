@@ -23,6 +23,7 @@ noise multiplier for a total budget:
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,7 +144,7 @@ class RandomStopping:
 
 
 @dataclass(frozen=True)
-class RandomRuns:
+class RandomRuns(ABC):
     """A random number of trainings, drawn before and independently of them; the best is published.
 
     Attributes:
@@ -157,9 +158,9 @@ class RandomRuns:
         known = [(a, value) for a, value in zip(single.orders, single.values, strict=True) if a > 1]
         return RenyiCurve(tuple(a for a, _ in known), tuple(self._at(a, value, single) for a, value in known))
 
+    @abstractmethod
     def _at(self, order: float, value: float, single: RenyiCurve) -> float:
         """Divergence of the search at an order > 1, where one training has `value`."""
-        raise NotImplementedError
 
     def eps(self, single: RenyiCurve, delta: float) -> float:
         """Eps of the search at delta, from the Rényi curve of one training."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from typing_extensions import override
 from dpbench.privacy.key_stream import UNIT, KeyStream
 
 
-class UniformSource:
+class UniformSource(ABC):
     """Draws uniform numbers and random orders.
 
     Attributes:
@@ -19,13 +21,13 @@ class UniformSource:
 
     device: torch.device
 
+    @abstractmethod
     def fill(self, out: Tensor) -> Tensor:
         """Fill a float64 tensor with independent uniform numbers in [0, 1) and return it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def order(self, size: int) -> Tensor:
         """So many indices in random order, shape (size,), int64."""
-        raise NotImplementedError
 
 
 class SeededUniform(UniformSource):

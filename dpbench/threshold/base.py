@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,7 +18,7 @@ SMALLEST, LARGEST = 1e-15, 1e15
 
 
 @dataclass
-class Threshold(Stage):
+class Threshold(Stage, ABC):
     """Gives C_t for each step."""
 
     def prepare(self, course: Course) -> None:
@@ -28,9 +29,9 @@ class Threshold(Stage):
         """What the stage releases of each batch beside the clipped sum."""
         return ()
 
+    @abstractmethod
     def value(self, step: int) -> float:
         """C_t at step t, counted from 0; from 1e-15 to 1e15, so that float32 factors keep the clip's promise."""
-        raise NotImplementedError
 
     def observe(self, norms: Tensor) -> None:
         """See the norms of the step's samples, shape (B,), inf for broken ones; what it makes of them is not private.

@@ -6,6 +6,7 @@ Each step releases, beside the clipped sum, the histogram of its norms; the next
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -61,8 +62,9 @@ class HistogramThreshold(Threshold):
         self._counts: Tensor | None = None
         self._guarded = dict.fromkeys(self.GUARDS, 0)
 
+    @abstractmethod
     def _first_range(self) -> float:
-        raise NotImplementedError
+        """R of the first step."""
 
     @override
     def guarded(self) -> dict[str, int]:
@@ -102,9 +104,9 @@ class HistogramThreshold(Threshold):
         self._guarded[guard] += int(bounded != value)
         return bounded
 
+    @abstractmethod
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
-        raise NotImplementedError
 
     @override
     def state_dict(self) -> State:

@@ -52,7 +52,7 @@ from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.uniform import SeededUniform
 from dpbench.randomness import Generators
-from dpbench.stage import State
+from dpbench.stage import State, same_state
 from dpbench.training.assemble import Assembly
 from dpbench.training.loop import Metrics, Progress
 from dpbench.training.recorder import GradientRecorder
@@ -152,7 +152,7 @@ class Training(NamedTuple):
                 if out_of_memory(error):
                     raise
                 raise MisfitError(f"does not fit this code, {name}: {type(error).__name__}: {error}") from error
-            if not _equal(part.state_dict(), state[name]):
+            if not same_state(part.state_dict(), state[name]):
                 raise MisfitError(f"does not fit this code, {name}: not all of it is taken up")
 
     def load_global_streams(self, state: State) -> None:
@@ -224,19 +224,3 @@ class _LedgerSoFar:
 
     def load_state_dict(self, state: State) -> None:
         self._ledger.load_state_dict(state, asked=[metrics.step for metrics in self._metrics])
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two nested states are the same, NaN being equal to itself."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        same = one.shape == other.shape and one.dtype == other.dtype
-        return same and torch.equal(_bits(one), _bits(other.to(one.device)))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other or (one != one and other != other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.uint8) if tensor.dim() > 0 else tensor.reshape(1).view(torch.uint8)

@@ -1,6 +1,6 @@
 """Uses of parameters: what the per-sample gradient of each kind of layer is made of."""
 
-from dpbench.gradients.uses.base import Squares, Strategy, Term, Use
+from dpbench.gradients.uses.base import Factorable, Squares, Strategy, Term, Use
 from dpbench.gradients.uses.direct import Direct
 from dpbench.gradients.uses.lookup import Lookup, can_tie, cross_products
 from dpbench.gradients.uses.outer import Outer
@@ -9,6 +9,7 @@ from dpbench.gradients.uses.standardised import Standardisation, StandardisedPat
 
 __all__ = [
     "Direct",
+    "Factorable",
     "GreyPatches",
     "Lookup",
     "Outer",

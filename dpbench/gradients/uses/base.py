@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -91,7 +92,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Use:
+class Use(ABC):
     """One kind of use of parameters, with its settings; equal uses of equal shapes cost the same.
 
     Attributes:
@@ -109,6 +110,7 @@ class Use:
         """Numbers in one per-sample gradient."""
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
+    @abstractmethod
     def strategies(self, term: Term, points: int) -> dict[Strategy, float]:
         """The strategies that can be used, with the multiplications that each takes for a sample.
 
@@ -116,11 +118,14 @@ class Use:
             term: any term of the use.
             points: how many terms there will be.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, term: Term, strategy: Strategy) -> tuple[Tensor, ...]:
         """G_i of a term: for each parameter (B, numbers in it)."""
-        raise NotImplementedError
+
+
+class Factorable(Use):
+    """One whose G_i need not be made: a and b give norms and weighted sums, too."""
 
     def reach(self, term: Term) -> Tensor:
         """(Σ_τ ‖G_iτ‖)² over tokens or pixels τ at most, shape (B,): rounding errors of G_i are in proportion to it."""
@@ -129,10 +134,11 @@ class Use:
         product: Tensor = of_a * of_b
         return product.square_()
 
+    @abstractmethod
     def gram_squares(self, terms: Sequence[Term], strategy: Strategy) -> Squares:
         """‖Σ_j G_ij‖² over terms j without making G_ij."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_weighted_sum(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add Σ_i factor_i G_i of a term to tensors of the parameters' shapes.
 
@@ -141,7 +147,6 @@ class Use:
             factors: shape (B,).
             onto: one tensor for each of `shapes`.
         """
-        raise NotImplementedError
 
     def add_weighted_sums(self, term: Term, factors: Tensor, onto: Sequence[Tensor]) -> None:
         """Add the sums of the samples of each seed.

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.gradients.uses.base import (
+    Factorable,
     Grams,
     Squares,
     Strategy,
@@ -26,7 +27,7 @@ from dpbench.gradients.weights import with_offsets
 
 
 @dataclass(frozen=True)
-class Lookup(Use):
+class Lookup(Factorable):
     """A table (V, d): a holds the ids (B, T), b is (B, T, d), zero where an id is padding."""
 
     @override

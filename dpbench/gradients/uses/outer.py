@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.gradients.uses.base import Squares, Strategy, Term, Use, full, lost, scaled, token_squares
+from dpbench.gradients.uses.base import Factorable, Squares, Strategy, Term, full, lost, scaled, token_squares
 
 
 @dataclass(frozen=True)
-class Outer(Use):
+class Outer(Factorable):
     """A weight (p, d) applied to tokens: a is (B, T, d), b is (B, T, p).
 
     Attributes:

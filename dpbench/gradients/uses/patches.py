@@ -13,11 +13,11 @@ from torch.nn.grad import conv2d_weight
 from typing_extensions import override
 
 from dpbench.gradients.uses.base import (
+    Factorable,
     Grams,
     Squares,
     Strategy,
     Term,
-    Use,
     full,
     pairs,
     pieces,
@@ -31,7 +31,7 @@ CHUNKS_ON_CPU = (2, 8, 32)
 
 
 @dataclass(frozen=True)
-class Patches(Use):
+class Patches(Factorable):
     """A kernel (P, C/groups, kh, kw): a is (B, m, C, H, W) with any uneven padding written out, b (B, m, P, H', W').
 
     Attributes:
