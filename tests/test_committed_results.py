@@ -243,7 +243,7 @@ def test_the_findings_say_what_the_seed_that_chooses_adds_to_the_means_of_table_
     for cell in table.cells:
         if cell.at["setting"] != "CNN MNIST" or len(cell.candidates) == 1:
             continue
-        values = evidence.measure(table, cell).values
+        values = evidence.measure(cell, None).values
         added = statistics.fmean(values) - statistics.fmean(values[1:])
         more.setdefault(cell.at["method"], []).append(round(added + 1e-9, 2))
     ends = {method: (min(of_one), max(of_one)) for method, of_one in more.items()}

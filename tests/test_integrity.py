@@ -333,7 +333,7 @@ def test_a_search_goes_on_beside_a_damaged_record(tmp_path):
     folder = made_up(tmp_path / "results", jobs[1], 0, 0.9)
     (folder / "summary.json").write_text("[]")
     evidence = Evidence(tmp_path / "results", Hashes(RecordIndex(tmp_path / "results")))
-    measured = evidence.measure(artefacts[0], artefacts[0].cells[0])
+    measured = evidence.measure(artefacts[0].cells[0], None)
     assert measured.values == (60.0,)
     assert measured.broken == {str(folder): "damaged"}
 

@@ -1,6 +1,7 @@
 """Records as a store: damaged ones, the index that follows the files, many of them, and several writers."""
 
 import json
+import math
 import os
 import pwd
 import shutil
@@ -257,6 +258,9 @@ def test_what_a_killed_run_spent_is_what_its_ledger_says(store, record):
     settings["clip"]["uncertified"] = True
     (record / "config.yaml").write_text(yaml.safe_dump(settings))
     assert ", not proven" in results(store, "list").out
+    settings["clip"]["uncertified"], settings["eps"] = False, math.inf
+    (record / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert Recorded.read(record).so_far["private"] is False
 
 
 def test_a_damaged_record_has_spent_nothing_that_is_known(store, record):

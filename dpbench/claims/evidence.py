@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dpbench.claims.computed_file import path_of, read_computed
+from dpbench.claims.computed_file import Computed, path_of, read_computed
 from dpbench.claims.notation import Candidate
 from dpbench.claims.schema import Artefact, Cell
 from dpbench.tracking.proven import is_proven
@@ -153,14 +153,19 @@ class Evidence:
         self.results_dir = results_dir
         self.hash_of = hash_of
 
-    def measure(self, artefact: Artefact, cell: Cell) -> Measured:
-        """What the records say about a cell; computed numbers come from <results_dir>/computed.
+    def computed(self, artefact: Artefact) -> Computed | None:
+        """What a program computed of an artefact; None where it has not."""
+        return read_computed(path_of(self.results_dir, artefact.paper, artefact.name))
+
+    def measure(self, cell: Cell, computed: Computed | None) -> Measured:
+        """What the records say about a cell of an artefact, of which something may be computed.
 
         A search is judged as the papers ran theirs: the candidate that is best at seed 0 is the winner, and its runs
         with all seeds are the cell's.
         """
         if cell.metric == "computed":
-            return self._computed(artefact, cell)
+            value = None if computed is None else computed.values.get(cell.place)
+            return Measured(() if value is None else (value,), 1, {})
         found = []
         for candidate in cell.candidates:
             runs = self.runs(cell, candidate)
@@ -170,15 +175,8 @@ class Evidence:
             found.append(runs)
         winner = best_of(found)
         broken = {folder: how for runs in found for folder, how in runs.broken.items()}
-        computed = read_computed(path_of(self.results_dir, artefact.paper, artefact.name))
         spent = None if computed is None else computed.spent.get(cell.place)
         return replace(winner, broken=broken, search_eps=spent)
-
-    def _computed(self, artefact: Artefact, cell: Cell) -> Measured:
-        """The number that a program computed, in <results_dir>/computed/<paper>/<artefact>.json, by its place."""
-        computed = read_computed(path_of(self.results_dir, artefact.paper, artefact.name))
-        value = computed.values.get(cell.place) if computed is not None else None
-        return Measured(() if value is None else (value,), 1, {})
 
     def runs(self, cell: Cell, overrides: Candidate) -> Measured:
         """What the records say about one candidate of a cell, by the seeds that the cell asks for."""

@@ -107,11 +107,12 @@ def examine(artefact: Artefact, evidence: Evidence) -> Judgement:
         detail = f"not reproducible: {artefact.reason}"
         whole = Finding(artefact.where, artefact.title, Outcome.NOT_RUN, detail, lack=Lack.NOT_REPRODUCIBLE)
         return Judgement(tuple(JudgedCell(cell, (), None) for cell in artefact.cells), (), whole)
+    computed = evidence.computed(artefact)
     known: dict[int, Measured] = {}
 
     def measure(cell: Cell) -> Measured:
         if id(cell) not in known:
-            known[id(cell)] = evidence.measure(artefact, cell)
+            known[id(cell)] = evidence.measure(cell, computed)
         return known[id(cell)]
 
     cells = []

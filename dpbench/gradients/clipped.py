@@ -58,13 +58,27 @@ class Pass(Protocol):
         """Shape (d,)."""
 
 
-def clipped_at_once(found: Pass, count: int, factors: Factors, remainder: bool) -> tuple[Clipped, list[bool]]:
-    """The clipped sum of the first so many samples of a pass, as it is.
+class Soundness(NamedTuple):
+    """Whether a clipped sum can be trusted.
 
-    Returns:
-        The sum; whether all samples are whole, norms are doubtful, and sums overflow: it is right if these are true,
-        false and false.
+    Attributes:
+        whole: all samples have finite gradients.
+        doubtful: norms may be wrong.
+        overflows: a sum is not finite, and might be in double precision.
     """
+
+    whole: bool
+    doubtful: bool
+    overflows: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing is to be done about it."""
+        return self.whole and not self.doubtful and not self.overflows
+
+
+def clipped_at_once(found: Pass, count: int, factors: Factors, remainder: bool) -> tuple[Clipped, Soundness]:
+    """The clipped sum of the first `count` samples of a pass, as it is, and whether it is right."""
     weights = factors(found.norms()[:, :count])
     spare = found.finite().numel() - count
     total = found.weighted_sum(F.pad(weights, (0, spare)))
@@ -72,20 +86,20 @@ def clipped_at_once(found: Pass, count: int, factors: Factors, remainder: bool) 
     sums = [total] if rest is None else [total, rest]
     # The only synchronisation with a GPU, when all work of the micro-batch is under way.
     flags = torch.stack([found.finite().all(), found.doubtful(), found.overflows(sums)]).tolist()
-    return Clipped(total, found.losses[:count], found.whole_norms()[:count], rest), flags
+    return Clipped(total, found.losses[:count], found.whole_norms()[:count], rest), Soundness(*flags)
 
 
 def clipped_by(tape: Tape, count: int, factors: Factors, remainder: bool) -> Clipped:
-    """The clipped sum of the first so many samples of a tape, whatever their numbers are like."""
+    """The clipped sum of the first `count` samples of a tape, whatever their numbers are like."""
     while True:
-        found, (whole, doubtful, overflows) = clipped_at_once(tape, count, factors, remainder)
-        if doubtful:
+        found, sound = clipped_at_once(tape, count, factors, remainder)
+        if sound.doubtful:
             tape.refine()
-        elif whole and overflows:
+        elif sound.whole and sound.overflows:
             tape.sum_precisely()
         else:
             break
-    if whole:
+    if sound.whole:
         return found
     # Not computed anew without them: what the others then draw at random would depend on their number.
     finite, weights = tape.finite(), factors(tape.norms()[:, :count])

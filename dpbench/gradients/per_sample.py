@@ -137,8 +137,8 @@ class PerSampleGradients(Passes):
                 inputs, targets = padded(inputs, size), padded(targets, size)
                 replay = self._replays.of(way, partial(self.record_by, way), points, inputs, targets)
                 if replay is not None:
-                    found, flags = clipped_at_once(replay, count, factors, remainder)
-                    if flags == [True, False, False]:
+                    found, sound = clipped_at_once(replay, count, factors, remainder)
+                    if sound.is_right:
                         return found
                     buffers.restore()
             return clipped_by(self._record(way, points, inputs, targets, buffers), count, factors, remainder)

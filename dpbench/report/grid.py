@@ -21,7 +21,7 @@ from dpbench.claims import (
     Scorecard,
     examine,
 )
-from dpbench.claims.computed_file import Computed, path_of, read_computed
+from dpbench.claims.computed_file import Computed
 from dpbench.claims.needs import cost
 from dpbench.claims.notation import Labels, number
 from dpbench.claims.verdict import cleared
@@ -230,7 +230,7 @@ def build_grid(artefact: Artefact, evidence: Evidence, options: tuple[str, ...] 
         columns=_in_order(artefact, {column for _, column in entries}),
         entries=entries,
         judgement=judgement,
-        computed=read_computed(path_of(evidence.results_dir, artefact.paper, artefact.name)),
+        computed=evidence.computed(artefact),
         options=options,
     )
 

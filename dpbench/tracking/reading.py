@@ -7,6 +7,7 @@ shape is as one that is not there: what it would say is missing, and the rest of
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -151,9 +152,10 @@ class Recorded:
         if not ledger:
             return self.summary
         stages = (self.settings.get(name, {}) for name in ("clip", "optim"))
+        proven = not any(stage.get("uncertified") for stage in stages)
         return {
             **{name: ledger.get(name) for name in ("eps", "target_eps", "published_eps", "delta")},
-            "private": not any(stage.get("uncertified") for stage in stages),
+            "private": proven and math.isfinite(float(self.settings.get("eps", 0))),
             "steps": releases_in(ledger["releases"]),
         }
 
