@@ -79,7 +79,7 @@ class Clip(Stage, ABC):
 
 
 class GroupClip(Clip):
-    """One that bounds each group of parameters by itself, to C/sqrt(G), so that the whole vector is bounded by C."""
+    """Each of G groups of parameters is bounded by itself, to C/sqrt(G), so that the whole vector keeps the bound C."""
 
     @override
     def factors(self, norms: Tensor, threshold: float) -> Tensor:

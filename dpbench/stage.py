@@ -30,17 +30,6 @@ class Course(NamedTuple):
     epoch: int = 0
 
 
-def prepared(course: Course | None) -> Course:
-    """What a stage was told of the run.
-
-    Raises:
-        RuntimeError: it was told nothing.
-    """
-    if course is None:
-        raise RuntimeError("prepare() was not called: the stage needs to know the run's course")
-    return course
-
-
 class Stage:
     """A stage of the private step.
 
@@ -57,6 +46,27 @@ class Stage:
         """Continue from a state that `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+
+class PlannedStage(Stage):
+    """A stage that may rest on the course of the run."""
+
+    _course: Course | None = None
+
+    def prepare(self, course: Course) -> None:
+        """Learn what is public about the run; called before anything else is asked of the stage."""
+        self._course = course
+
+    @property
+    def course(self) -> Course:
+        """What is public about the run.
+
+        Raises:
+            RuntimeError: the stage was told nothing of it.
+        """
+        if self._course is None:
+            raise RuntimeError("prepare() was not called: the stage needs to know the run's course")
+        return self._course
 
 
 def is_own(kind: type) -> bool:

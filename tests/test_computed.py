@@ -553,7 +553,7 @@ PLANTED: list[tuple[str, object, str, object]] = [
     ("doppler/figure_6", RecursiveLowPass, "apply", lambda self, gradient: 0.999 * APPLY(self, gradient)),
     ("disk/figure_3", disk, "scalar_gains", lambda w, h, v, steps: GAINS(w, h, v, steps + 1)[1:]),
     ("disk/figure_6a", disk, "METHODS", {**disk.METHODS, "NoisyKF": disk.METHODS["NoisyLP"]}),
-    ("adp/text_2", StepSizeNoise, "scale", lambda self, step: 1 / self._course.rate(step)),
+    ("adp/text_2", StepSizeNoise, "scale", lambda self, step: 1 / self.course.rate(step)),
     ("dc_sgd/figure_2", PercentileThreshold, "_rule", _more_than_the_quantile),
     ("dc_sgd/figure_3", dc_sgd, "midpoints", lambda reach, bins: np.arange(bins) * reach / bins),
     ("dc_sgd/text_1", RandomStopping, "over", classmethod(lambda cls, candidates: cls(1 / candidates))),

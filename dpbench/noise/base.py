@@ -10,20 +10,17 @@ from typing_extensions import override
 
 from dpbench.privacy.correlation import Correlation
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.stage import Course, Stage
+from dpbench.stage import PlannedStage
 
 
 @dataclass
-class Noise(Stage, ABC):
+class Noise(PlannedStage, ABC):
     """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity."""
 
     @property
     def correlation(self) -> Correlation | None:
         """How steps are correlated, None where they are independent; the plan is made of it."""
         return None
-
-    def prepare(self, course: Course) -> None:
-        """Learn what is public about the run; called before anything else is asked of the stage."""
 
     @abstractmethod
     def scale(self, step: int) -> float:

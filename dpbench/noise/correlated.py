@@ -21,7 +21,7 @@ from dpbench.errors import require
 from dpbench.noise.base import Noise
 from dpbench.privacy.correlation import BandedSquareRoot, Correlation, Tree
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.stage import Course, State, prepared
+from dpbench.stage import Course, State
 
 
 @dataclass
@@ -35,7 +35,6 @@ class CorrelatedNoise(Noise):
     restart: bool = False
 
     def __post_init__(self) -> None:
-        self._course: Course | None = None
         self._drawn = 0  # steps so far
         self._kept: list[Tensor] = []
 
@@ -44,10 +43,6 @@ class CorrelatedNoise(Noise):
     @abstractmethod
     def correlation(self) -> Correlation:
         """C, which the account needs."""
-
-    @override
-    def prepare(self, course: Course) -> None:
-        self._course = course
 
     @override
     def scale(self, step: int) -> float:
@@ -66,7 +61,7 @@ class CorrelatedNoise(Noise):
         return self._correlate(source.fill(out), step)
 
     def _since_restart(self, step: int) -> int:
-        course = prepared(self._course)
+        course = self.course  # asked of every noise, so that none is drawn for a run that it knows nothing of
         return step % course.epoch if self.restart else step
 
     @abstractmethod

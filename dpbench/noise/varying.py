@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from dpbench.errors import UserError, require
 from dpbench.noise.base import Noise
-from dpbench.stage import Course, prepared
+from dpbench.stage import Course
 
 
 @dataclass
@@ -20,18 +20,15 @@ class StepSizeNoise(Noise):
     method, since the noise multiplier is solved for afterwards; so only the schedule counts, not ``optim.lr``.
     """
 
-    def __post_init__(self) -> None:
-        self._course: Course | None = None
-
     @override
     def prepare(self, course: Course) -> None:
         if not all(0 < course.rate(step) < math.inf for step in range(course.steps)):
             raise UserError("noise=step_size needs a finite learning rate > 0 at every step; choose another schedule")
-        self._course = course
+        super().prepare(course)
 
     @override
     def scale(self, step: int) -> float:
-        return 1 / math.sqrt(prepared(self._course).rate(step))
+        return 1 / math.sqrt(self.course.rate(step))
 
 
 @dataclass
@@ -70,12 +67,7 @@ class DecayingNoise(Noise):
 
     def __post_init__(self) -> None:
         require(1e-6 <= self.decay <= 1, "noise.decay", self.decay, "a number from 1e-6 to 1")
-        self._course: Course | None = None
-
-    @override
-    def prepare(self, course: Course) -> None:
-        self._course = course
 
     @override
     def scale(self, step: int) -> float:
-        return float(self.decay ** (step / prepared(self._course).steps))
+        return float(self.decay ** (step / self.course.steps))

@@ -11,18 +11,15 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
-from dpbench.stage import Course, Stage, prepared
+from dpbench.stage import PlannedStage
 
 # Beyond these a factor is no normal float32 for some norm whose square is one.
 SMALLEST, LARGEST = 1e-15, 1e15
 
 
 @dataclass
-class Threshold(Stage, ABC):
+class Threshold(PlannedStage, ABC):
     """Gives C_t for each step."""
-
-    def prepare(self, course: Course) -> None:
-        """Learn what is public about the run; called before anything else is asked of the stage."""
 
     @property
     def beside(self) -> tuple[Part, ...]:
@@ -87,12 +84,7 @@ class DecayingThreshold(Threshold):
         require(0 < self.decay <= 1, "threshold.decay", self.decay, "a number in (0, 1]")
         ends = SMALLEST / self.decay
         require(ends <= self.norm <= LARGEST, "threshold.norm", self.norm, f"a number from {ends:g} to 1e15")
-        self._course: Course | None = None
-
-    @override
-    def prepare(self, course: Course) -> None:
-        self._course = course
 
     @override
     def value(self, step: int) -> float:
-        return float(self.norm * self.decay ** (step / prepared(self._course).steps))
+        return float(self.norm * self.decay ** (step / self.course.steps))

@@ -12,7 +12,7 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
-from dpbench.stage import Course, State, prepared
+from dpbench.stage import State
 from dpbench.threshold.base import LARGEST, SMALLEST, Threshold
 
 SENSITIVITY = 0.5
@@ -45,15 +45,10 @@ class QuantileThreshold(Threshold):
         require(0 < self.count_noise < math.inf, "threshold.count_noise", self.count_noise, "a finite number > 0")
         self._threshold = self.norm
         self._sum = 0.0
-        self._course: Course | None = None
-
-    @override
-    def prepare(self, course: Course) -> None:
-        self._course = course
 
     @property
     def _batch(self) -> float:
-        return prepared(self._course).batch
+        return self.course.batch
 
     @property
     @override
