@@ -142,7 +142,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def may_be_out_of_memory(error: BaseException, samples: int) -> bool:
-    """The same of a computation with so many samples, or that cuDNN found no way for it, which needs memory, too.
+    """The same of a computation with `samples` samples, or that cuDNN found no way for it, which needs memory, too.
 
     Where it finds none for one sample, it has none at all.
     """

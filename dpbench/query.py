@@ -148,7 +148,7 @@ class LastIterates(Query):
         return self.length if self.decay > 0 else 1
 
     def weights(self, available: int) -> list[float]:
-        """w_0, w_1, ..., of as many lags as can be used where so many different iterates are known."""
+        """w_0, w_1, ..., of as many lags as can be used where `available` different iterates are known."""
         powers = [self.decay**lag for lag in range(self.most_points)]
         if self.start == "truncate":
             powers = powers[:available]

@@ -153,7 +153,7 @@ def right_guesses(scores: Tensor, included: Tensor, guesses: int) -> int:
 
 
 def _splits(included: Tensor, size: int) -> Splits:
-    """The included canaries as training data, in so many places; the loop evaluates on one sample."""
+    """The included canaries as training data, in `size` places; the loop evaluates on one sample."""
     samples, labels = canary_samples(torch.arange(size, device=included.device))
     all_places = Split.of(samples, labels, highest=1, mean=[0.0], std=[1.0]).to(included.device)
     taken = torch.zeros(size, dtype=torch.bool, device=included.device)

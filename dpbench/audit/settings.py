@@ -92,7 +92,7 @@ def _settings(lines: Sequence[str]) -> AuditSettings:
 
 
 def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
-    """The run with so many steps on batches of this expected size, and noise calibrated for them.
+    """The run with `steps` steps on batches of this expected size, and noise calibrated for them.
 
     Samples are not augmented, so that the attacker knows what a canary becomes. Batches are Poisson samples whatever
     the run's, since that is what the attacks' claims are about: what they try is the step, the sampler only if it is

@@ -73,7 +73,7 @@ class Restart:
 
 
 def releases_since(step: PrivateStep, before: int) -> list[Release]:
-    """What the ledger says was released after its first so many releases."""
+    """What the ledger says was released after its first `before` releases."""
     made = [run.release for run in step.ledger.made.runs for _ in range(run.times)]
     return made[before:]
 

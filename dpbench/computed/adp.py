@@ -70,7 +70,7 @@ class Schedule:
 
 @cache
 def schedule_of(name: str, steps: int) -> Schedule:
-    """Schedule (i) or (ii) over so many steps, by the program's configuration of it."""
+    """Schedule (i) or (ii) over `steps` steps, by the program's configuration of it."""
     factors = partial(_factor, name, steps)
     lr = composed("algo=adp", *SCHEDULES[name]).optim.lr
     noise = StepSizeNoise()

@@ -81,7 +81,7 @@ def _filter_and_optimizer(config: RunConfig) -> None:
 
 
 def _watched_norms(config: RunConfig) -> None:
-    """Refuse what is not clipped as a threshold takes it to be that follows the norms of gradients."""
+    """Refuse clips that do not clip as thresholds that follow the norms of gradients assume."""
     if not isinstance(config.threshold, threshold.HistogramThreshold | threshold.QuantileThreshold):
         return
     if config.clip.scope != "flat":

@@ -236,7 +236,7 @@ class RunConfig:
         return steps_of(self.privacy.scheme, self.dataset.train_size, self.batch_size, self.epochs)
 
     def passes_after(self, steps: int) -> float:
-        """How often a sample has taken part after so many steps, on average."""
+        """How often a sample has taken part after `steps` steps, on average."""
         scheme = self.privacy.scheme
         return steps / self._epoch(scheme) if scheme.passes else steps * self.sampling_rate
 

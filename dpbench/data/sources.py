@@ -193,7 +193,7 @@ def _md5(path: Path) -> str:
 
 @contextmanager
 def fetched(url: str, root: Path) -> Iterator[Path]:
-    """The files of an archive, in a folder that is there for so long.
+    """The files of an archive, in a folder that is there within the context.
 
     It lies under the data root, so that what is moved from it is there whole or not at all, and an archive that was
     fetched in part is not taken for the whole one at the next attempt.

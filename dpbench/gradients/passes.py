@@ -137,7 +137,7 @@ class Passes:
         summands: dict[Parameters, Growing] = {}
         losses: list[Tensor] = []
         self.reads = set()
-        # Whose passes are recorded as graphs draws nothing, and generators can't be read meanwhile.
+        # A pass that is recorded as a CUDA graph draws nothing, and generators can't be read meanwhile.
         draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
         generators = generators_of(inputs)
         before = generators.state_dict() if draws else None

@@ -159,7 +159,7 @@ class Recording:
         return all(trained)
 
     def _note(self, part: Part, rows: int, of_row: Sequence[int]) -> None:
-        """A call reads so many rows of some shape."""
+        """A call reads `rows` rows of the shape `of_row`."""
         self.reads.add((self._trained[id(part.parameters[0])], rows / self.samples, *of_row))
 
     def _expect(self, part: Part) -> None:

@@ -44,7 +44,7 @@ def rounded_up(count: int) -> int:
 
 
 def padded(t: Tensor, size: int) -> Tensor:
-    """The rows of a tensor and then its first one again, so many in all: it is a sample that the model can read."""
+    """The rows of a tensor and then its first one again, `size` in all: it is a sample that the model can read."""
     if len(t) == size:
         return t
     last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)

@@ -288,7 +288,7 @@ def summand_of(use: Use, strategy: Strategy, expected: int) -> Growing:
 
 
 def chunks(batch: int, size: int) -> list[slice]:
-    """Slices of a batch of at most so many samples; 0 for all at once."""
+    """Slices of a batch of at most `size` samples; 0 for all at once."""
     size = size or batch
     return [slice(start, start + size) for start in range(0, batch, size)]
 

@@ -68,7 +68,7 @@ class Compared:
         return reads <= self._reads
 
     def add(self, inputs: Tensor, targets: Tensor, samples: int, reads: set[Read]) -> None:
-        """A batch of so many samples like these was compared, in which layers read this."""
+        """A batch of `samples` samples like these was compared, in which layers read this."""
         self.most = max(self.most, samples)
         self._shapes.add(_of_samples(inputs, targets))
         self._reads |= reads

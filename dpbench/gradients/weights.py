@@ -32,7 +32,7 @@ class Weights:
         return parameter
 
     def repeated(self, parameter: Tensor, rows: int) -> Tensor:
-        """The value that belongs to each of so many rows, shape (rows, *parameter), contiguous."""
+        """The value that belongs to each of `rows` rows, shape (rows, *parameter), contiguous."""
         return parameter.detach().expand(rows, *parameter.shape).contiguous()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
@@ -114,7 +114,7 @@ class StackedWeights(Weights):
 
 
 def with_offsets(ids: Tensor, seeds: int, size: int) -> Tensor:
-    """Ids (n, ...) of rows of a table, as ids of rows of S tables of so many rows, one below the other."""
+    """Ids (n, ...) of rows of a table, as ids of rows of `seeds` tables of `size` rows, one below the other."""
     offsets = size * torch.arange(seeds, device=ids.device).repeat_interleave(len(ids) // seeds)
     return ids + offsets.view(-1, *[1] * (ids.dim() - 1))
 

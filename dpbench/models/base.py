@@ -81,7 +81,7 @@ def require_size(size: int | None) -> None:
 
 
 def require_transformer(width: int, depth: int, heads: int) -> None:
-    """Raise `UserError` unless a transformer can have tokens so wide, so many blocks, and so many heads."""
+    """Raise `UserError` unless a transformer can have tokens of this width, this depth, and these heads."""
     for name, value in (("depth", depth), ("heads", heads)):
         require(value > 0, f"model.{name}", value, "a whole number > 0")
     require(width > 0 and width % heads == 0, "model.width", width, f"a multiple of the {heads} heads")

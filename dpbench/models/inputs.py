@@ -30,7 +30,7 @@ class Resize(nn.Module):
 
 
 def colour_input(dataset: ImageDataset, size: int | None) -> list[nn.Module]:
-    """Layers that make three channels, of so many pixels a side where a size is given, of images with one or three."""
+    """Layers that make three channels, of `size` pixels a side where that is given, of images with one or three."""
     layers: list[nn.Module] = []
     if size is not None and (dataset.height, dataset.width) != (size, size):
         layers.append(Resize(size))

@@ -316,14 +316,14 @@ class Account:
         return _interval(self._plan, self._delta, self._scale) if self._composes else discretisation(self._scale)
 
     def epsilon(self, made: int) -> float:
-        """Eps of the first so many releases, at least as many as were asked for before."""
+        """Eps of the first `made` releases, at least as many as were asked for before."""
         if not self._composes or made == 0:
             return epsilon(self._plan.prefix(made), self._delta, self._name, eps_scale=self._scale)
         self.advance(made)
         return float(self._opened.get_epsilon(self._delta))
 
     def advance(self, made: int) -> None:
-        """Take in the first so many releases, as `epsilon` does.
+        """Take in the first `made` releases, as `epsilon` does.
 
         How a sum is rounded depends on its parts: an account that is to agree with another one bit for bit takes the
         same steps.

@@ -50,7 +50,7 @@ class Correlation(ABC):
         return whole + (self._squared_sensitivity(rest, rest) if rest else 0.0)
 
     def strategy(self, steps: int, epoch: int) -> np.ndarray:
-        """C of so many steps, float64, shape (steps, steps), lower triangular with ones on the diagonal.
+        """C of `steps` steps, float64, shape (steps, steps), lower triangular with ones on the diagonal.
 
         Args:
             steps: T.
@@ -114,7 +114,7 @@ class BandedSquareRoot(Correlation):
     bands: int = 1
 
     def within(self, steps: int) -> np.ndarray:
-        """The coefficients c_0, c_1, ... of the lags that so many steps have, float64."""
+        """The coefficients c_0, c_1, ... of the lags that `steps` steps have, float64."""
         k = np.arange(1, min(self.bands, steps))
         return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 

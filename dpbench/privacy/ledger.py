@@ -75,7 +75,7 @@ class Ledger:
         return self.plan.prefix(len(self))
 
     def reaching(self, made: float) -> Ledger:
-        """This ledger, or where it has fewer releases one that has so many of the plan's; all where that has fewer."""
+        """This ledger, or where it has fewer one with the first `made` releases of the plan, or all that there are."""
         if made <= len(self):
             return self
         further = Ledger(

@@ -120,7 +120,7 @@ class Plan:
         )
 
     def prefix(self, releases: int) -> Plan:
-        """The first so many releases."""
+        """The first `releases` of them."""
         return self.between(0, releases)
 
     def between(self, first: int, end: int) -> Plan:

@@ -174,6 +174,6 @@ def make_sampler(scheme: Scheme, size: int, batch: int, source: UniformSource) -
 
 
 def steps_of(scheme: Scheme, size: int, batch: int, epochs: float) -> int:
-    """Steps of so many passes over N samples: ceil(E N/B), or whole batches of every pass where a scheme passes."""
+    """Steps of `epochs` passes over N samples: ceil(E N/B), or whole batches of every pass where a scheme passes."""
     per_epoch = math.ceil(size / batch) if scheme.passes else size / batch
     return math.ceil(round(epochs * per_epoch, 9))

@@ -67,7 +67,7 @@ class RenyiCurve:
         return cls(chosen, tuple(math.inf if math.isnan(value) else max(value, 0.0) for value in values))
 
     def times(self, runs: float) -> RenyiCurve:
-        """The curve of so many mechanisms, each chosen in view of the results before it."""
+        """The curve of `runs` mechanisms, each chosen in view of the results before it."""
         return RenyiCurve(self.orders, tuple(runs * value for value in self.values))
 
     def eps(self, delta: float) -> float:

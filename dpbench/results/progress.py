@@ -17,7 +17,7 @@ class Shown:
         self._what = what
 
     def __call__(self, done: int, total: int) -> None:
-        """So many of so many are read."""
+        """`done` of `total` are read."""
         if total < MANY:
             return
         if not self._bar.tasks:

@@ -196,7 +196,7 @@ class ExpectedErrorThreshold(HistogramThreshold):
 
 
 def expected_error(thresholds: Counts, norms: Counts, counts: Counts, error_weight: float) -> Counts:
-    """Ê(C) of `ExpectedErrorThreshold`, of so many samples of each norm.
+    """Ê(C) of `ExpectedErrorThreshold`, of `counts` samples of each norm.
 
     Args:
         thresholds: C, shape (n,).

@@ -53,7 +53,7 @@ class Seen:
         content: all of it, which changes as long as its holder lives.
         token: of this holding of the lock; no other one ever has it.
         process: its holder.
-        attempt: how many holders before it, and it, have held on to the lock until they were gone.
+        attempt: number of this holder, counting those before it that died with the lock.
         claims: number of the latest claim to it; 0 for none.
     """
 

@@ -15,7 +15,7 @@ MOST_LEVELS = 50
 
 
 class _RecordLoader(SafeLoader):  # type: ignore[misc, valid-type]  # yaml has no types
-    """Whole numbers are such as a float can be: Python writes none of some thousand digits."""
+    """Refuses whole numbers larger than any float: Python writes none of some thousand digits."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         number: int = super().construct_yaml_int(node)

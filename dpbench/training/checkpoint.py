@@ -61,7 +61,7 @@ class Checkpoints:
         Whatever goes wrong, the older ones stay and no part of a new one is left.
 
         Args:
-            step: so many have been taken.
+            step: steps taken.
             state: tensors and plain values.
             check: called before the new one takes its place; what it raises leaves all as it was.
 

@@ -46,12 +46,12 @@ def _without_reals(value: Any) -> Any:
 
 
 def _noise_multiplier(config: RunConfig) -> float:
-    """All take as long, but for none at all, without which clips may be without a bound."""
+    """1, for the size of the noise makes no step longer; 0 where eps is inf, since a clip may then have no bound."""
     return 0.0 if math.isinf(config.eps) else 1.0
 
 
 def seconds_of_step(config: RunConfig, size: int) -> float:
-    """Seconds of a step with so many samples on this device, the fastest of a few."""
+    """Seconds of a step with `size` samples on this device, the fastest of a few."""
     device = choose_device(config.device)
     prepare_device(device)
     multiplier = _noise_multiplier(config)

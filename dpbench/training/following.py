@@ -272,7 +272,7 @@ class _Follower:
 
 
 def join(team: Team, parts: Assembly, config: RunConfig) -> None:
-    """Make of a run, as it was put together, this process's part in it."""
+    """Turn a run that was just put together into this process's part of it."""
     step = parts.step
     step.noise_source, step.side_source = team.shared_noise(step.noise_source), team.shared_noise(step.side_source)
     if not team.leads:

@@ -181,7 +181,7 @@ class Occasions:
         self._occasion = Occasion(False, None)
 
     def after(self, step: int) -> Occasion:
-        """What to do when so many steps are taken."""
+        """What to do after the first `step` steps."""
         if step != self._decided:
             stop = self._interruption.reason
             self._decided, self._occasion = step, Occasion(stop is not None or self._due(step), stop)
@@ -199,9 +199,9 @@ class Occasions:
         self._interruption.heed(reason)
 
     def written(self, seconds: float) -> None:
-        """Writing the checkpoint of one of the runs took so long, whether it succeeded or not.
+        """Writing the checkpoint of one of the runs took `seconds`, whether it succeeded or not.
 
-        What counts are those of one step: so much one that is due by time will take, whoever asked for these.
+        The cost of a step is the sum over its runs; it decides when the next checkpoint by time is due.
         """
         if self._paid != self._decided:
             self._paid, self._cost = self._decided, 0.0

@@ -107,7 +107,7 @@ class Keeper:
         return evaluated_after(self._config, step) and not self.repeats.exact(training.parts)
 
     def write(self, training: Training, step: int, tracker: str | None) -> float:
-        """Write a checkpoint of a run that has taken so many steps, or say why it can't be; returns the seconds.
+        """Write a checkpoint of a run, or say why it can't be; returns the seconds that it took.
 
         Args:
             training: the run.
@@ -311,9 +311,9 @@ class Keeper:
             self._record.publish(seen)
 
     def remove(self, *, finished: bool) -> None:
-        """Remove all checkpoints of a run that has ended, and of one that tells itself what was seen of it the note.
+        """Remove the checkpoints of a run that has ended, and its note of what was seen if the record now says as much.
 
-        That stays with secure noise: whatever becomes of the record, nothing of the run can ever be repeated.
+        The note stays with secure noise: whatever becomes of the record, nothing of the run can ever be repeated.
 
         Args:
             finished: whether it has taken all its steps.

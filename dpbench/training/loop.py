@@ -168,7 +168,7 @@ def train(
 ) -> Steps[None]:
     """Train until all planned steps are taken; a run to be carried out by lockstep.py.
 
-    One that was resumed goes on after the last of its steps, with the evaluation that this one may be due.
+    A resumed run first makes the evaluation that is due at its last step, if any.
 
     Args:
         config: the run.
@@ -242,7 +242,7 @@ def _require_finite(vector: Tensor, what: str, step: int) -> None:
 
 
 def evaluated_after(config: RunConfig, step: int) -> bool:
-    """Whether a model is evaluated when so many steps are taken."""
+    """Whether a model is evaluated after its first `step` steps."""
     return step % config.evaluate_every == 0 or step == config.steps
 
 

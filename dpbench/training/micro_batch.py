@@ -47,7 +47,7 @@ def fitting_micro_batch(config: RunConfig, model: nn.Module, gradients: PerSampl
 
 
 def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradients, seeds: int) -> int:
-    """Samples of so many seeds that are computed at once: what fits; on a CPU as many of each as it has alone.
+    """Samples of `seeds` seeds that are computed at once: what fits; on a CPU as many of each as it has alone.
 
     There, fewer of each gain nothing over one seed after the other.
     """
@@ -61,7 +61,7 @@ def fused_rows(config: RunConfig, model: nn.Module, gradients: PerSampleGradient
 
 
 def measured_fit(peak: Callable[[int], int], allowed: float) -> int:
-    """Samples that fit into so many bytes, from the peaks of two measured counts."""
+    """Samples that fit into `allowed` bytes, from the peaks of two measured counts."""
     for fewer, count in MEASURED:
         try:
             few, more = peak(fewer), peak(count)
@@ -86,7 +86,7 @@ def _what_needs_memory(config: RunConfig) -> list[object]:
 
 
 def _peak(config: RunConfig, gradients: PerSampleGradients, count: int) -> int:
-    """Largest number of bytes allocated while the gradients of so many blank samples are computed."""
+    """Largest number of bytes allocated while the gradients of `count` blank samples are computed."""
     device = gradients.flat.vector.device
     inputs, targets = blank(config, count, device)
     points = [Point(1.0, gradients.flat.vector)] * config.query.most_points

@@ -31,7 +31,7 @@ class GradientRecorder:
 
     @classmethod
     def at_random(cls, dimension: int, count: int, generator: torch.Generator) -> GradientRecorder:
-        """Keep so many coordinates of vectors of this dimension, or all if there are fewer."""
+        """Keep `count` coordinates of vectors of this dimension, or all if there are fewer."""
         chosen = torch.randperm(dimension, generator=generator, device=generator.device)[:count]
         return cls(chosen.sort().values)
 

@@ -53,7 +53,7 @@ class Term(NamedTuple):
         return Term(self.a.double() if self.a.is_floating_point() else self.a, self.b.double(), extra)
 
     def by_seed(self, seeds: int) -> list[Term]:
-        """The terms of so many seeds, which have equally many samples, one seed after the other."""
+        """The terms of `seeds` seeds, which have equally many samples, one seed after the other."""
         if seeds == 1:
             return [self]
         extras = [None] * seeds if self.extra is None else self.extra
@@ -176,7 +176,7 @@ def pairs(count: int) -> list[tuple[int, int]]:
 
 
 def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
-    """Slices of a batch whose temporaries, of so many numbers per sample, stay in cache or small on a GPU."""
+    """Slices of a batch whose temporaries, of `numbers` numbers per sample, stay in cache or small on a GPU."""
     most = 2**26 if device.type == "cuda" else 2**18
     size = max(1, most // numbers)
     return [slice(start, start + size) for start in range(0, batch, size)]
