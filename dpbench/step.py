@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Generator, Iterable, Sequence
 from functools import partial
@@ -72,8 +73,8 @@ class PrivateStep:
     Raises:
         UserError: noise multiplier, sampling rate or expected batch size is none.
         ValueError: both sources would give the same numbers, the optimizer moves other parameters than those of the
-            gradients, or the ledger's plan is for noise of another correlation between steps, whose eps says nothing of
-            this one's.
+            gradients or computes the loss anew, or the ledger's plan is for noise of another correlation between steps,
+            whose eps says nothing of this one's.
     """
 
     def __init__(
@@ -99,6 +100,12 @@ class PrivateStep:
         optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if optimized != set(map(id, gradients.flat.parameters)):
             raise ValueError("the optimizer has other parameters than the gradients are of; make it of flat.parameters")
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"{type(optimizer).__name__} computes the loss anew within its step, a further use of the data; "
+                "take an optimizer that needs gradients alone"
+            )
         if isinstance(noise_source, SeededGaussian) and noise_source.repeats(side_source):
             raise ValueError("noise_source and side_source would give the same numbers; seed them differently")
         if noise.correlation != ledger.plan.correlation:

@@ -729,6 +729,26 @@ def test_model_that_differs_in_training_mode(how):
     assert_exact_on(engine_in_float64(model), model, torch.randn(4, 6).double(), torch.randint(3, (4,)))
 
 
+class OwnProduct(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.layer, self.weight, self.by = nn.Linear(6, 6), nn.Parameter(torch.randn(6, 3)), by
+
+    def forward(self, x):
+        return self.by(self.layer(x), self.weight)
+
+
+@pytest.mark.parametrize(
+    "by", [torch.matmul, lambda x, w: F.linear(x, w.mT), lambda x, w: torch.einsum("ni,ij->nj", x, w)]
+)
+def test_a_layer_of_ones_own_that_multiplies_matrices_is_named_where_it_is_not_followed(by):
+    engine = engine_in_float64(OwnProduct(by))
+    x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
+    told = r"parameter 'weight' is used outside of known layers such as nn\.Linear, and not element by element alone: "
+    with pytest.warns(UserWarning, match=told):
+        engine.record([Point(1.0, engine.flat.vector)], x, y)
+
+
 class Standardised(nn.Module):
     """Standardises with the batch, and drops values at random where no dropout layer says so."""
 
@@ -749,7 +769,8 @@ def test_samples_that_are_mixed_in_training_alone_are_found_beside_random_draws(
     model = Standardised(rate).train()
     engine = engine_in_float64(model)
     x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
-    with pytest.warns(UserWarning, match=r"the loss of a sample depends on other samples"):
+    told = r"the loss of a sample depends on other samples: it is trained on batches of one, and evaluated in larger"
+    with pytest.warns(UserWarning, match=told):
         engine.record([Point(1.0, engine.flat.vector)], x, y)
     others = x.clone()
     others[0] = 100.0

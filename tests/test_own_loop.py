@@ -117,6 +117,8 @@ def test_what_is_no_micro_batch_is_refused(part):
         ('delta, "pld").noise', 'delta, "foo").noise', "foo gives no bound for poisson sampling; take pld or rdp"),
         ("SGD(flat.parameters", "SGD(model[0].parameters()", "the optimizer has other parameters than the gradients"),
         ("SGD(flat.parameters", "SGD(nn.Linear(2, 2).parameters()", "make it of flat.parameters"),
+        ("SGD(flat.parameters", "LBFGS(flat.parameters", "LBFGS computes the loss anew within its step, a further use"),
+        ("[Release(batch / size, 1.0)] * steps", "[]", "the plan has no releases, for which no noise is to be found"),
     ],
 )
 def test_what_makes_no_step_is_refused_before_one_is_taken(old, new, says):

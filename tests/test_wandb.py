@@ -170,6 +170,16 @@ def test_the_table_run_holds_the_accuracy_of_every_run(sweep, folders):
     assert stages == [("one_point", "none", "automatic", "digits"), ("two_point", "exponential", "automatic", "digits")]
 
 
+@pytest.mark.parametrize("names", ["digits,cifar100", "cifar100,digits"])
+def test_the_table_holds_runs_that_were_refused_beside_others(names, tmp_path):
+    outcome = run(tmp_path, f"dataset={names}", "eps=8", "-m", f"data.root={tmp_path}", settings=OFFLINE)
+    assert outcome.code == 2
+    assert "W&B" not in outcome.err
+    (table,) = [each for each in written(tmp_path) if each.run.job_type == "table"]
+    found = {row["dataset"]: row["status"] for row in table.table("accuracy")}
+    assert found == {"digits": "finished", "cifar100": "refused"}
+
+
 def test_a_finished_sweep_makes_no_further_runs(sweep, trained):
     again = run(sweep.results, "algo=dpsgd,disk", "eps=8", "-m", "tracker.tags=[mine]", settings=OFFLINE)
     assert again.code == 0

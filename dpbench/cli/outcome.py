@@ -79,7 +79,7 @@ def keep_table(rows: Sequence[Row], jobs: Sequence[Job], folder: Path, group: st
     for job, row in zip(jobs, rows, strict=True):
         found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps")), str(row.proven)]
         found += [str(row.summary.get(name)) for name in ("published_eps", "search_eps")]
-        found.append(row.status)
+        found.append(str(row.status))  # of a table in W&B a column has one type
         cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
     first = jobs[0].config
     settings, where = replace(first.tracker, group=group), Path(first.results_dir)

@@ -47,6 +47,8 @@ def check(config: RunConfig) -> None:
     """Raise `UserError` if a stage of one's own does not keep what eps rests on; reads no data."""
     if is_own(type(config.clip)):
         _factors(config.clip, torch.tensor([NORMS]), 1.0)
+    if is_own(type(config.threshold)):
+        _observed(config.threshold)
     if config.eps == math.inf:
         return
     if is_own(type(config.query)):
@@ -191,6 +193,17 @@ def _beside(threshold: Threshold) -> None:
         if not 0 < part.noise_multiplier < math.inf:
             message = f"expected a finite noise multiplier > 0 of its {part.name}, not {part.noise_multiplier:g}"
             raise UserError(message, field="threshold", value=name)
+
+
+def _observed(threshold: Threshold) -> None:
+    """Norms are only shown to a threshold that releases what it makes of them: another would never change."""
+    for name in ("observe", "release"):
+        if getattr(type(threshold), name) is not getattr(Threshold, name) and not threshold.beside:
+            message = (
+                f"its {name}() is never called, because beside names no release; name what it releases of the norms, "
+                "with the noise multiplier"
+            )
+            raise UserError(message, field="threshold", value=type(threshold).__name__)
 
 
 class _Counting(SeededGaussian):

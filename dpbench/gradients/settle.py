@@ -44,6 +44,11 @@ LEADING = (1, 0, 2)
 UNDECIDED = "gradients are not finite"
 # From the seed of a comparison to that of the second; random draws are held at the same level.
 AGAIN = 1000 * len(LEVELS)
+MIXED = "in a batch, the loss of a sample depends on other samples"
+MIXES = f"{MIXED}: it is trained on batches of one, and evaluated in larger ones"
+# Within a layer of no known kind; a copy of the parameter for each sample takes its place, with dimensions before its
+# own, which sums and products of elements take, and products of matrices do not.
+OWN_USE = "parameter {!r} is used outside of known layers such as nn.Linear, and not element by element alone"
 
 
 def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
@@ -135,7 +140,7 @@ def _agreeing(engine: Passes, copy: nn.Module, inputs: Tensor, targets: Tensor) 
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
             if any(mixes_samples(copy, twin.losses, level, inputs, targets) for level in levels):
-                return Settled(engine.one_by_one(), "in a batch, the loss of a sample depends on other samples")
+                return Settled(engine.one_by_one(), MIXES)
         candidates: list[tuple[Way, Way]] = []
         rows = inputs.flatten(0, 1) if engine.views > 1 else inputs
         try:
@@ -155,6 +160,8 @@ def _agreeing(engine: Passes, copy: nn.Module, inputs: Tensor, targets: Tensor) 
             problem = next((text for text in found if text is not None), None)
             if problem is None:
                 return Settled(way, "" if isinstance(way, Books) else complaint or "")
+            if isinstance(way, Books) and owners.direct:
+                problem = f"{OWN_USE.format(owners.direct[0])}: {problem}"
             complaint = complaint or problem
         return Settled(engine.one_by_one(), complaint or "")
 
@@ -261,7 +268,7 @@ def _problem_near(
                 with flat.at(elsewhere[-1].iterate), held_still(level), engine.autocast(), torch.no_grad():
                     again = engine.losses(few, of_few)
                 if losses_differ(losses[which], again, half=engine.in_half):
-                    return "in a batch, the loss of a sample depends on other samples"
+                    return MIXED
         try:
             with held_still(level):
                 tape = engine.record_by(way, elsewhere, inputs, targets)

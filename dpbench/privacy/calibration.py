@@ -50,6 +50,8 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
         UserError: eps or delta is none, no multiplier reaches the target, or all do: at a delta that is at least the
             probability with which a sample takes part in any release.
     """
+    if not len(plan):
+        raise UserError("the plan has no releases, for which no noise is to be found")
     require(eps > 0, "eps", eps, "a number above 0, or inf for no noise")
     require_delta(delta, accountant)
     if math.isinf(eps):

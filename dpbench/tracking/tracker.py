@@ -108,6 +108,10 @@ class Tracker:
         """Record the metrics of an evaluation."""
         self._put("log", lambda run: run.log(_loggable(metrics), step=step))
 
+    def add(self, content: Callable[[], dict[str, Any]]) -> None:
+        """Record what is no metric, such as a table; it is made when W&B comes to it."""
+        self._put("log", lambda run: run.log(content()))
+
     def finish(self, summary: dict[str, Any], *, succeeded: bool) -> None:
         """Write the summary and close the run; nothing comes after it but `wait`."""
         self._put("write the summary", lambda run: run.summary.update(flatten(summary)))

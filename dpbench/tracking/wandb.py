@@ -104,11 +104,10 @@ def log_once(
         return False
 
     def start() -> Any:
-        run = _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags), say)
-        run.log(content())
-        return run
+        return _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags), say)
 
     tracker = Tracker(start, say)
+    tracker.add(content)
     tracker.finish({}, succeeded=True)
     tracker.wait()
     return True
