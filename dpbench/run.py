@@ -19,7 +19,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.cli.flags import folders_of, parse, refuse_launcher, refuse_other_folders, written_out
     from dpbench.cli.help import help_text
     from dpbench.cli.outcome import complain, keep_table, rows_of, say_what_is_not_kept
-    from dpbench.cli.preview import print_plan
+    from dpbench.cli.preview import missing_data, print_plan
     from dpbench.cli.table import print_means, print_table
     from dpbench.config import Job, compose_jobs, in_grammar, require_same_releases
     from dpbench.config.own import find_own_stages
@@ -99,7 +99,7 @@ def _main(typed: list[str]) -> int:
         return partial(start_by_launcher, launcher(f"hydra.sweep.dir={folder}"), fuses(jobs, hydras))
 
     try:
-        return _run(jobs, start_for, multirun=options.multirun)
+        return _run(jobs, start_for, multirun=options.multirun, here=elsewhere is None)
     except KeyboardInterrupt as interruption:
         errors.print(BEGINS_ANEW if any(job.config.force for job in jobs) else GOES_ON, style="yellow")
         return exit_code(interruption)
@@ -125,13 +125,14 @@ def _refuse_twins(jobs: list[Job]) -> None:
             raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
 
 
-def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multirun: bool) -> int:
+def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multirun: bool, here: bool) -> int:
     """Carry out jobs and say what came of them.
 
     Args:
         jobs: of the command line.
         start_for: given the name of the sweep, if they are one, what carries out some of them.
         multirun: whether they are one.
+        here: whether they are carried out on this machine.
     """
     first = jobs[0].config
     results = Path(first.results_dir)
@@ -149,6 +150,10 @@ def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multi
     if waiting:
         if sweep:
             console.print(f"{len(jobs)} runs, {len(finished)} of them finished already")
+            missing = [missing_data(job.config) for job in waiting] if here else []
+            if not all(missing):  # else what is begun is refused at once
+                for line in dict.fromkeys(chain(*missing)):
+                    errors.print(f"warning: {line}; its runs will be refused when their turn comes", style="yellow")
         console.print(tracker_line(first.tracker, results))
         own = [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:

@@ -212,7 +212,7 @@ def test_seeds_that_a_cell_does_not_ask_for_say_nothing_of_it(world):
     world.run("dataset=digits algo=disk eps=1", 4, 60, eps=1.7)
     world.run("dataset=digits algo=disk eps=1", 5, 10, "diverged")
     artefact = world.artefact()
-    measured = world.evidence.measure(artefact, artefact.cells[0])
+    measured = world.evidence.measure(artefact.cells[0], None)
     assert (measured.seeds, measured.broken, measured.overspent) == ((0, 1, 2), {}, {})
     assert examine(artefact, world.evidence).findings[0].outcome == Outcome.REPRODUCED
 
@@ -247,7 +247,7 @@ def of_metric(world, metric: str, unit: str, statistic: str = "last", **summary:
     world.run("dataset=digits algo=disk eps=1", 0, 60, **summary)
     rows = f"metric: {metric}\nunit: '{unit}'\nstatistic: {statistic}\nrows:"
     artefact = world.artefact(change=lambda text: text.replace("rows:", rows, 1))
-    return world.evidence.measure(artefact, artefact.cells[0])
+    return world.evidence.measure(artefact.cells[0], None)
 
 
 @pytest.mark.parametrize(
@@ -793,4 +793,4 @@ def test_the_rules_are_sensitive_to_their_parts(world, monkeypatch, break_it, se
 
 def test_a_cell_asks_for_its_own_seeds(world):
     cell: Cell = world.artefact().cells[0]
-    assert world.evidence.measure(world.artefact(), cell).wanted == 3
+    assert world.evidence.measure(cell, None).wanted == 3

@@ -175,6 +175,8 @@ def test_the_table_holds_runs_that_were_refused_beside_others(names, tmp_path):
     outcome = run(tmp_path, f"dataset={names}", "eps=8", "-m", f"data.root={tmp_path}", settings=OFFLINE)
     assert outcome.code == 2
     assert "W&B" not in outcome.err
+    told = "warning: not here: data cifar100; cifar-100-python/train is missing; its runs will be refused when"
+    assert " ".join(outcome.err.split()).startswith(told)
     (table,) = [each for each in written(tmp_path) if each.run.job_type == "table"]
     found = {row["dataset"]: row["status"] for row in table.table("accuracy")}
     assert found == {"digits": "finished", "cifar100": "refused"}

@@ -96,12 +96,16 @@ def _seconds(config: RunConfig) -> tuple[float, bool]:
     return seconds_of_training(config), False
 
 
+def missing_data(config: RunConfig) -> list[str]:
+    """Data that a run would read, and that are not on this machine and will not be fetched, a sentence each."""
+    available = Available(Path(config.data.root), download=config.data.download)
+    return [f"not here: {missing.what}; {missing.told}" for missing in available.missing_data(facts_of_run(config))]
+
+
 def _not_here(config: RunConfig) -> list[str]:
     """What a run would read and is not on this machine, a sentence each."""
-    facts = facts_of_run(config)
-    available = Available(Path(config.data.root), download=config.data.download)
-    lines = [f"not here: {missing.what}; {missing.told}" for missing in available.missing_data(facts)]
-    weights = missing_weights(facts)
+    lines = missing_data(config)
+    weights = missing_weights(facts_of_run(config))
     if weights is not None:
         looks = "a run fetches them from the Hugging Face hub, as does: " if weights.fetched else ""
         lines.append(f"not here: {weights.what}; {looks}{weights.told}")

@@ -48,7 +48,7 @@ MIXED = "in a batch, the loss of a sample depends on other samples"
 MIXES = f"{MIXED}: it is trained on batches of one, and evaluated in larger ones"
 # Within a layer of no known kind; a copy of the parameter for each sample takes its place, with dimensions before its
 # own, which sums and products of elements take, and products of matrices do not.
-OWN_USE = "parameter {!r} is used outside of known layers such as nn.Linear, and not element by element alone"
+OWN_USE = "parameter {!r} is used outside of known layers such as nn.Linear, perhaps not element by element alone"
 
 
 def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
