@@ -199,17 +199,17 @@ def test_norms_in_the_metrics_are_those_of_the_closed_form():
 def test_norms_in_the_metrics_are_of_the_samples_since_the_last_evaluation():
     config = composed("dataset=digits")
     progress = Progress.start(config, config.dataset.load(Path("nowhere"), download=False))
-    assert all(map(math.isnan, progress.means()))
+    assert all(map(math.isnan, progress.take_means()))
     progress.add(Seen(torch.tensor([1.0, 2.0]), torch.tensor([3.0, math.inf]), 2.5))
     progress.add(Seen(torch.tensor([6.0]), torch.tensor([1.0]), 0.5))
     progress.add(Seen(torch.zeros(0), torch.zeros(0), 0.1))
     kept = progress.state_dict()
-    assert progress.means() == (3, 2, 1)  # the one that is not finite has no norm, and is above the threshold
-    assert all(map(math.isnan, progress.means()))
+    assert progress.take_means() == (3, 2, 1)  # the one that is not finite has no norm, and is above the threshold
+    assert all(map(math.isnan, progress.take_means()))
     progress.load_state_dict(kept)
-    assert (progress.means(), progress.threshold) == ((3, 2, 1), 0.1)
+    assert (progress.take_means(), progress.threshold) == ((3, 2, 1), 0.1)
     progress.add(Seen(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]), 2.0))
-    assert progress.means() == (1, 3, 0.5)
+    assert progress.take_means() == (1, 3, 0.5)
 
 
 def test_evaluation_counts_over_uneven_batches(monkeypatch):

@@ -67,7 +67,18 @@ def open_tracker(
     def start() -> Any:
         tagged = [*settings.tags, *tags]
         plain = jsonable(config)  # W&B turns infinities into a word of its own; ours is "inf"
-        run = _init(settings, results_dir, mode, "train", name, plain, tagged, say, id, goes_on=resumed is not None)
+        run = _init(
+            settings,
+            results_dir,
+            mode,
+            job_type="train",
+            name=name,
+            config=plain,
+            tags=tagged,
+            say=say,
+            run_id=id,
+            goes_on=resumed is not None,
+        )
         for metric in METRICS:
             run.define_metric(metric, step_metric="epoch", summary="last")
         return run
@@ -104,7 +115,8 @@ def log_once(
         return False
 
     def start() -> Any:
-        return _init(settings, results_dir, mode, job_type, name, {}, list(settings.tags), say)
+        tags = list(settings.tags)
+        return _init(settings, results_dir, mode, job_type=job_type, name=name, config={}, tags=tags, say=say)
 
     tracker = Tracker(start, say)
     tracker.add(content)
@@ -136,6 +148,7 @@ def _init(
     settings: TrackerSettings,
     results_dir: Path,
     mode: Mode,
+    *,
     job_type: str,
     name: str,
     config: dict[str, Any],

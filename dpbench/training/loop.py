@@ -132,8 +132,8 @@ class Progress:
         self.seen += len(seen.losses)
         self.threshold = seen.threshold
 
-    def means(self) -> tuple[float, float, float]:
-        """The loss, the norm, and the share of norms above the threshold since it was last asked; NaN of no samples."""
+    def take_means(self) -> tuple[float, float, float]:
+        """Loss, norm and share of norms above the threshold, means since they were last taken; NaN of no samples."""
         norms, finite, above = self.norms.tolist()
         loss, seen = float(self.loss_sum), self.seen
         self.loss_sum.zero_()
@@ -210,7 +210,7 @@ def train(
             _require_finite(average, "an average of parameters", step)
             with flat.at(average):
                 test, more = _evaluated(config, parts, splits, team, last=step == config.steps)
-            loss, norm, above = progress.means()
+            loss, norm, above = progress.take_means()
             metrics = Metrics(
                 step=step,
                 epoch=config.passes_after(step),
