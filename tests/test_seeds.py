@@ -19,8 +19,8 @@ from dpbench.clip import AutomaticClip, ThresholdClip
 from dpbench.errors import UserError
 from dpbench.filters import Exponential
 from dpbench.gradients import FlatParameters, FusedGradients, PerSampleGradients, Request
-from dpbench.gradients.summands import BySeed, Factored, Held
-from dpbench.gradients.uses import GreyPatches, Patches, Term
+from dpbench.gradients.summands import BySeed, Factored, Held, summand_of
+from dpbench.gradients.uses import GreyPatches, Outer, Patches, Strategy, Term
 from dpbench.gradients.weights import StackedWeights
 from dpbench.models.layers import WSConv2d
 from dpbench.optim import Adam
@@ -294,6 +294,19 @@ def test_every_strategy_gives_the_same(name, kind, monkeypatch):
     for got, want in zip(seeds.fused.clipped_sums(seeds.requests()), seeds.requests(), strict=True):
         assert_same(got, want.alone())
     assert used >= ({Held} if kind == "hold" else {Factored})
+
+
+@pytest.mark.parametrize("kind", ["hold", "pass", "gram"])
+def test_samples_in_a_summand_for_each_seed_are_kept_and_added_up_as_those_of_one(kind):
+    a, b, factors = torch.randn(6, 5, 4).double(), torch.randn(6, 5, 3).double(), torch.randn(6).double()
+    use, strategy = Outer(((3, 4),)), Strategy(kind)
+    by_seed = BySeed([summand_of(use, strategy, 1) for _ in range(2)])
+    by_seed.add(Term(a, b), use)
+    kept = torch.tensor([True, False, True, True, True, False])
+    by_seed.keep(kept)
+    total = torch.zeros(3, 4).double()
+    by_seed.add_weighted_sum(factors, [total])
+    torch.testing.assert_close(total, torch.einsum("n,ntp,ntd->pd", factors * kept, b, a))
 
 
 # What a GPU computes differently, on a CPU.

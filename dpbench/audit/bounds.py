@@ -94,7 +94,7 @@ def noticeable_factor(mu: float, claimed: float, runs: int, risk: float) -> floa
 
 
 def one_run_p_value(right: int, guesses: int, canaries: int, eps: float, delta: float) -> float:
-    """Probability, at most, of `right` right guesses in one run of a mechanism that is (eps, delta)-private.
+    """Probability, at most, of `right` guesses that are right in one run of a mechanism that is (eps, delta)-private.
 
     Steinke, Nasr & Jagielski (2023), Theorem 5.2. Under pure eps a coin is guessed right with probability at most
     p = e^eps/(1 + e^eps), whatever was learnt of the others, so the number W of right guesses is at most binomial;
@@ -118,7 +118,7 @@ def one_run_p_value(right: int, guesses: int, canaries: int, eps: float, delta: 
 
 
 def one_run_eps_at_least(right: int, guesses: int, canaries: int, delta: float, risk: float) -> float:
-    """Largest eps that `right` right guesses in one run rule out; 0 where they rule out none.
+    """Largest eps that `right` guesses that are right rule out in one run; 0 where they rule out none.
 
     Args:
         right: number of right guesses.

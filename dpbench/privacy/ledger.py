@@ -75,7 +75,7 @@ class Ledger:
         return self.plan.prefix(len(self))
 
     def reaching(self, made: float) -> Ledger:
-        """This ledger, or where it has fewer one with the first `made` releases of the plan, or all that there are."""
+        """This ledger, or if it has fewer, one of the first `made` releases of the plan; of all if that has fewer."""
         if made <= len(self):
             return self
         further = Ledger(

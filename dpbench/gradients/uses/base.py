@@ -176,7 +176,7 @@ def pairs(count: int) -> list[tuple[int, int]]:
 
 
 def pieces(batch: int, numbers: int, device: torch.device) -> list[slice]:
-    """Slices of a batch whose temporaries, of `numbers` numbers per sample, stay in cache or small on a GPU."""
+    """Slices of a batch whose temporaries, of this many numbers per sample, stay in cache or small on a GPU."""
     most = 2**26 if device.type == "cuda" else 2**18
     size = max(1, most // numbers)
     return [slice(start, start + size) for start in range(0, batch, size)]
