@@ -511,3 +511,15 @@ def test_a_plan_of_passes_has_no_longer_ones_than_its_sampling_rate_allows(schem
     assert len(Plan.of(releases, SCHEMES[scheme], 8)) == 20
     with pytest.raises(UserError, match="epoch=9: expected at most the 8 releases in which all samples are used"):
         Plan.of(releases, SCHEMES[scheme], 9)
+
+
+@pytest.mark.parametrize("rate", [0.005, 1.0])
+def test_two_accounts_of_gradient_and_histogram_are_not_that_of_their_joint_release(rate):
+    """dc_sgd.md 2.7: RDP(q, σ_T) + RDP(q, σ_H) is that of the joint release only without subsampling."""
+    steps = 3920 if rate < 1 else 4
+    joint = epsilon(Plan.of([Release(rate, 1.2, (Part("h", 1.5),))] * steps), 1e-5, "rdp", eps_scale=1.0)
+    apart = epsilon(Plan.of([Release(rate, 1.2), Release(rate, 1.5)] * steps), 1e-5, "rdp", eps_scale=1.0)
+    if rate == 1:
+        assert apart == pytest.approx(joint, rel=1e-6)
+    else:
+        assert apart < 0.97 * joint

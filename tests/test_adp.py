@@ -249,3 +249,25 @@ def test_settings_out_of_range_are_refused(make, field):
     with pytest.raises(UserError) as error:
         make()
     assert error.value.field == field
+
+
+class Powers(Schedule):
+    """Step sizes t^-p, t = 1, 2, ..."""
+
+    def __init__(self, power):
+        self.power = power
+
+    def factor(self, step, steps):
+        return (step + 1) ** -self.power
+
+
+@pytest.mark.parametrize("power", [0.0, 0.25, 0.5, 0.75])
+def test_the_noise_of_adp_grows_with_the_steps_by_the_printed_power(power):
+    """adp.md 2.3: σ² is as T^(1-p) where α_t² is as t^p, and as log T at p = 1; B_δ apart."""
+    sums = [AdpTheorem(tuple(scales(Powers(power), t)), 50_000, 256, 1e-5).inverse_squares() for t in (10_000, 40_000)]
+    assert sums[1] / sums[0] == pytest.approx(4 ** (1 - power), rel=0.04)
+
+
+def test_the_noise_of_adp_grows_by_a_logarithm_where_steps_fall_as_one_over_t():
+    sums = [AdpTheorem(tuple(scales(Powers(1.0), t)), 50_000, 256, 1e-5).inverse_squares() for t in (1000, 30_000)]
+    assert sums[1] - sums[0] == pytest.approx(math.log(30), rel=1e-3)

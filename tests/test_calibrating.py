@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import threading
 import time
+from dataclasses import replace
 from multiprocessing.context import ForkProcess
 
 import pytest
@@ -12,6 +13,8 @@ from rich.console import Console
 import dpbench.training.budget
 from dpbench.errors import UserError
 from dpbench.privacy import Plan, Release, calibrate, calibrated, calibration
+from dpbench.privacy.correlation import Tree
+from dpbench.privacy.sampling import CYCLIC, SHUFFLED
 from dpbench.training import calibrating
 from dpbench.training.budget import is_known
 from dpbench.training.calibrating import budgets
@@ -160,3 +163,28 @@ def test_no_copy_is_made_of_a_process_with_threads(monkeypatch):
     finally:
         done.set()
         thread.join()
+
+
+# A plan of which every part decides what is calibrated.
+ONE = Plan.of([Release(0.1, 1.0)] * 10, CYCLIC, 10)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (replace(ONE, epoch=5), 3.0, 1e-5, "gdp"),
+        (replace(ONE, correlation=Tree()), 3.0, 1e-5, "gdp"),
+        (replace(ONE, scheme=SHUFFLED), 3.0, 1e-5, "gdp"),
+        (ONE.prefix(9), 3.0, 1e-5, "gdp"),
+        (ONE.scaled(2.0), 3.0, 1e-5, "gdp"),
+        (ONE, 2.0, 1e-5, "gdp"),
+        (ONE, 3.0, 1e-6, "gdp"),
+        (ONE, 3.0, 1e-5, "rdp"),
+    ],
+    ids=["epoch", "correlation", "scheme", "steps", "scales", "eps", "delta", "accountant"],
+)
+def test_what_was_calibrated_for_another_plan_or_budget_is_not_known(other):
+    """It may be too little noise, and nothing asks an accountant again."""
+    found = calibrate(ONE, 3.0, 1e-5, "gdp")
+    assert calibrated(ONE, 3.0, 1e-5, "gdp").noise_multiplier == found.noise_multiplier
+    assert calibrated(*other) is None

@@ -15,18 +15,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import normal
 from helpers import ALGORITHMS, composed, precision
 from references import REFERENCES, Task, abadi
 from scipy import stats
 
 from dpbench.clip import NoClip, ThresholdClip
 from dpbench.config.schema import EvaluationTimes
+from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.filters import Exponential
 from dpbench.models import MLP
+from dpbench.noise import BandedNoise, TreeNoise
 from dpbench.privacy import BudgetError, Ledger
-from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.query import ApartIterates, LastIterates, TwoPoint
-from dpbench.stage import forgotten
+from dpbench.stage import Course, forgotten
 from dpbench.step import STAGES, PrivateStep
 from dpbench.threshold import PercentileThreshold
 from dpbench.training.assemble import assemble
@@ -540,3 +543,43 @@ def test_it_learns_digits(algo):
     metrics = trained_without_an_account(config, assemble(config, CPU, multiplier, ledger), ledger)
     assert ledger.complete()
     assert metrics[-1].test_accuracy > 0.82
+
+
+def fed_back(clip, gradient):
+    total = gradient.clone()
+    clip.feed_back(total, 2 * gradient, 1.0, 1.0)
+    return total
+
+
+def drawn(noise, gradient):
+    return noise.draw(gradient.clone(), SeededGaussian(torch.Generator().manual_seed(int(1e6 * abs(gradient[0])))))
+
+
+def prepared(noise):
+    noise.prepare(Course(steps=20, batch=4.0, rate=lambda step: 1.0, epoch=5))
+    return noise
+
+
+@pytest.mark.parametrize(
+    ("make", "take"),
+    [
+        (lambda: Exponential(kappa=0.5), lambda stage, x: stage.apply(x)),
+        (lambda: TwoPoint(kappa=0.5, gamma=0.5), lambda stage, x: stage.points(x)[-1].iterate),
+        (lambda: ErrorFeedbackClip(), fed_back),
+        (lambda: prepared(TreeNoise()), drawn),
+        (lambda: prepared(BandedNoise(bands=3)), drawn),
+    ],
+    ids=["exponential", "two_point", "error_feedback", "tree", "banded"],
+)
+def test_a_state_is_loaded_twice_and_is_still_the_state(make, take):
+    """What goes on from it leaves it alone."""
+    vectors = normal(9, 4, seed=3, dtype=torch.float32)
+    stopped = make()
+    for x in vectors[:4]:
+        take(stopped, x)
+    state, ends = stopped.state_dict(), []
+    for _ in range(2):
+        resumed = make()
+        resumed.load_state_dict(state)
+        ends.append(torch.stack([take(resumed, x).clone() for x in vectors[4:]]))
+    assert torch.equal(*ends)

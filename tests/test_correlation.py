@@ -161,3 +161,13 @@ def test_what_is_released_beside_correlated_noise_is_covered():
 def test_long_runs_take_little_memory():
     # One position of 2,000 in 50 passes: a matrix of positions and steps would take gigabytes.
     assert Tree().squared_sensitivity(100_000, 2_000) > 50 * 11
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3, 5])
+@pytest.mark.parametrize("runs", [(1,), (2,), (4,), (6,), (7,), (3, 1), (1, 5, 1), (2, 2, 3)])
+def test_every_pass_is_charged_for_its_least_noisy_release_wherever_runs_of_releases_end(epoch, runs):
+    """Also for one that a run of equal releases just reaches."""
+    each = [1.0 + number for number, times in enumerate(reversed(runs)) for _ in range(times)][::-1]
+    plan = Plan.of([Release(1 / epoch, z) for z in each], CYCLIC, epoch)
+    passes = [min(each[start : start + epoch]) for start in range(0, len(each), epoch)]
+    assert pass_multiplier(plan) == pytest.approx(sum(z**-2 for z in passes) ** -0.5, rel=1e-12)

@@ -177,3 +177,13 @@ def test_what_makes_no_sense_is_refused(overrides, said):
     with pytest.raises(UserError) as caught:
         composed(*overrides)
     assert said in str(caught.value)
+
+
+def test_an_error_whose_square_is_beyond_float32_still_comes_back():
+    """1e25 is a float32 and its square is none: what comes back is C_2 in its direction, and the rest is kept."""
+    clip, total = ErrorFeedbackClip(ratio=2.0), torch.zeros(2)
+    clip.feed_back(total, torch.tensor([3e25, -4e25]), 1.0, 10.0)
+    assert torch.equal(total, torch.zeros(2))
+    clip.feed_back(total, torch.zeros(2), 1.0, 10.0)
+    torch.testing.assert_close(total, 10 * 2.0 * torch.tensor([0.6, -0.8]))
+    torch.testing.assert_close(clip.state_dict()["error"], torch.tensor([3e24, -4e24]))

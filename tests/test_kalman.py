@@ -172,3 +172,32 @@ def test_the_full_filter_denoises_the_gradient_better_than_a_low_pass():
         true = torch.stack([problem.gradient(x) for x in path[:-1]])
         errors[name] = float((used - true).square().sum(1)[100:].mean())
     assert errors["full"] < 0.5 * errors["low-pass"]
+
+
+@pytest.mark.parametrize("variances", [(1.0, 0.0, 0.5), (1.0, 0.3, 0.2), (2.0, 0.5, 0.1)])
+@pytest.mark.parametrize("gamma", [0.5, -1.0])
+def test_at_its_steady_gain_the_full_filter_is_disk(variances, gamma):
+    """disk.md 2.7, steps 1 to 4 of the simplification, on a quadratic with its exact Hessian; begun at m_{-1} = 0."""
+    problem, (kappa, variance) = LinearRegression.draw(generator()), steady_gain(*variances)
+    zero = torch.zeros(problem.inputs.shape[1], dtype=torch.float64)
+    full, simplified = Kalman(*variances), Exponential(kappa=kappa)
+    full.load_state_dict({"estimate": zero, "covariance": variance * torch.eye(len(zero), dtype=torch.float64)})
+    simplified.apply(zero)
+    settings = {"noise_std": 0.7, "lr": 0.3, "steps": 60}
+    one = descend(problem, OnePoint(), full, generator=generator(1), **settings)
+    other = descend(problem, TwoPoint(kappa=kappa, gamma=gamma), simplified, generator=generator(1), **settings)
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    assert (one[-1] - one[0]).norm() > 1
+    # From P_{-1} = σ_w² the gains are larger at first, so that it is another method.
+    assert (descend(problem, OnePoint(), Kalman(*variances), generator=generator(1), **settings) - other).norm() > 0.1
+
+
+def test_a_shift_is_of_the_next_observation_alone():
+    """Where none is told the gradient is predicted to stay, whatever it did a step before."""
+    told, silent = (Kalman(noise=2.0, drift=0.1) for _ in range(2))
+    shift, gradients = normal(3, seed=1), normal(3, 3, seed=2)
+    for t, gradient in enumerate(gradients):
+        told.predict(shift if t == 1 else torch.zeros_like(shift))
+        if t == 1:
+            silent.predict(shift)
+        assert torch.equal(told.apply(gradient), silent.apply(gradient))

@@ -112,3 +112,25 @@ def test_a_ledger_writes_every_release_in_its_order_and_a_changing_noise_as_one_
     for release in falling:
         opened.record(release)
     assert len(opened.state_dict()["releases"]) == 1
+
+
+@pytest.mark.parametrize("planned", [(), (Part("histogram of norms", 5.0),)], ids=["none", "histogram"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        (),
+        (Part("histogram of norms", 4.0),),
+        (Part("histogram of norms", 5.0), Part("share of unclipped samples", 5.0)),
+    ],
+    ids=["none", "noise", "two"],
+)
+def test_what_is_released_beside_a_sum_has_to_be_planned_too(planned, beside):
+    """The sum alone being as planned is not enough: eps would be that of fewer releases than are made."""
+    opened = Ledger(Plan.of([Release(0.1, 2.0, planned)] * 3), eps=1.0, delta=1e-5, accountant="rdp")
+    opened.record(Release(0.1, 2.0, planned))
+    if beside != planned:
+        with pytest.raises(BudgetError, match=r"planned .* refused"):
+            opened.record(Release(0.1, 2.0, beside))
+        assert len(opened) == 1
+    opened.record(Release(0.1, 2.0, planned))
+    assert len(opened) == 2

@@ -8,6 +8,7 @@ import torch
 from filter_references import catalogued, impulse_response_of, outputs_of, weights
 from helpers import NOISE_SEED, assembled, composed
 from scipy.signal import lfilter
+from sklearn.datasets import load_digits
 from torch import nn
 from toy_problems import half_square, point_step
 
@@ -510,3 +511,50 @@ def test_settings_out_of_range_are_refused(make, field):
     with pytest.raises(UserError) as error:
         make()
     assert error.value.field == field
+
+
+STAIRS = {
+    "DPSGD": ("algo=dpsgd",),
+    "LP4": ("algo=doppler", "filter=momentum"),
+    "k = 2": ("algo=dp_pmlf", "filter=none"),
+    "k = 4": ("algo=dp_pmlf", "filter=none", "algo.length=4", "algo.decay=0.9"),
+    "k = 2, LP4": ("algo=dp_pmlf",),
+    "twice the step": ("algo=dpsgd", "optim.lr=0.06"),
+    "released": ("algo=dp_pmlf_released", "filter=none"),
+    "released, LP4": ("algo=dp_pmlf_released",),
+    "released, LP4, over b_0": ("algo=dp_pmlf_released", "optim.lr=0.3"),
+    "twenty times the step": ("algo=dpsgd", "optim.lr=0.6"),
+}
+
+
+def accuracy_on_digits(overrides, seeds=2, multiplier=0.3):
+    """In percent, of a linear model on all digits, after 60 steps on batches of 140, clipped by AUTO-S."""
+    data = load_digits()
+    pictures, labels = torch.from_numpy(data.images).float().unsqueeze(1) / 16, torch.from_numpy(data.target)
+    found = []
+    for seed in range(seeds):
+        rate = () if any(o.startswith("optim.lr") for o in overrides) else ("optim.lr=0.03",)
+        config = composed(*overrides, "model=linear", "dataset=digits", "batch_size=140", "clip=automatic", *rate)
+        config.seed = seed
+        step = assembled(config, noise_multiplier=multiplier, steps=60).step
+        draws = np.random.default_rng(seed)
+        for _ in range(60):
+            at = draws.choice(len(labels), 140, replace=False)
+            step([(pictures[at], labels[at])])
+        vector = step.gradients.flat.vector
+        logits = pictures.flatten(1) @ vector[:640].view(10, 64).T + vector[640:]
+        found.append(float((logits.argmax(1) == labels).float().mean()))
+    return 100 * float(np.mean(found))
+
+
+def test_the_staircase_of_the_toy_replica_is_that_of_step_sizes():
+    """dp_pmlf.md 6.A-1: what looks like a gain of methods follows the step size.
+
+    Printed are 67, 71 to 72 and 86 to 87. Data, start and noise are other ones: 24, 40 to 41 and 85 to 87.
+    """
+    found = {name: accuracy_on_digits(overrides) for name, overrides in STAIRS.items()}
+    low, middle, high = list(STAIRS)[:5], list(STAIRS)[5:8], list(STAIRS)[8:]
+    for one, other in ((low, middle), (middle, high)):
+        assert max(found[n] for n in one) < min(found[n] for n in other) - 1
+    for steps in (low, middle, high):
+        assert np.ptp([found[n] for n in steps]) < 2.5

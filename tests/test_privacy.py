@@ -358,6 +358,24 @@ def test_plan_of_a_run_is_what_its_ledger_expects():
     assert ledger.plan.runs[0].release == Release(100 / 1437, 1.5)
 
 
+@pytest.mark.parametrize(
+    ("noise", "told"), [("constant", ""), ("step_size", f" (times {20**0.25:.4g} to {29**0.25:.4g} over the steps)")]
+)
+def test_the_noise_of_steps_that_differs_from_the_multiplier_is_told(noise, told):
+    """ADP's at learning rates 1/sqrt(20 + t), t = 0..9: their root, upside down."""
+    settings = [
+        "algo=adp",
+        f"noise={noise}",
+        "dataset=digits",
+        "batch_size=1437",
+        "privacy.sampler=shuffled",
+        "epochs=10",
+    ]
+    (job,) = compose_jobs(settings, multirun=False)
+    found = budget(job.config)
+    assert in_words(job.config, found).startswith(f"noise multiplier {found.noise_multiplier:.4f}{told} for eps=8")
+
+
 @pytest.mark.parametrize(("delta", "told"), [("1/N", False), ("7e-4", True), ("'1/N^1.1'", False)])
 def test_a_delta_that_promises_little_is_told(delta, told):
     (job,) = compose_jobs([f"delta={delta}", "dataset=digits", "privacy.accountant=rdp", "epochs=1"], multirun=False)

@@ -290,7 +290,10 @@ def test_the_scorecard_tells_what_was_compared(world):
     world.runs(OLD, 57.0, 57.0, 57.0)
     page = scorecard([grid_of(world, ABOVE % ", at: {eps: 1}")])
     # new is reproduced, old is above; the gain is 3 where 5 is printed, so below; the order holds.
-    assert "Of 7 claims in 1 table or figure 4 have been compared with numbers of ours; 2 of these" in page
+    assert (
+        "Of 7 claims in 1 table or figure 4 have been compared with numbers of ours; 2 of these (1 number and 1 order: "
+        in page
+    )
     assert "| ADP | 7 | 1 | 1 | 1 | 1 | 3 |" in page
 
 
@@ -312,7 +315,10 @@ def test_dpbenchs_own_claims_have_a_row_and_are_in_no_other_number(world):
     own = [order % ", at: {eps: 1}, own: true" for order in (ABOVE, BELOW)]
     grid = grid_of(world, ABOVE % ", at: {eps: 1}", *own, ABOVE % ", at: {eps: 8}, own: true")
     page = scorecard([grid])
-    assert "Of 7 claims in 1 table or figure 4 have been compared with numbers of ours; 2 of these" in page
+    assert (
+        "Of 7 claims in 1 table or figure 4 have been compared with numbers of ours; 2 of these (1 number and 1 order: "
+        in page
+    )
     assert "2 by training and 0 by computing. 3 have not been run." in page
     assert "dpbench's own claims about the papers, 3 orders" in page
     assert "2 of them have been compared, and 1 hold." in page

@@ -5,13 +5,18 @@ import io
 import numpy as np
 import pytest
 import torch
+from draws import normal
 from filter_references import SNR, TAPS, autocorrelation, catalogued, impulse_response, normalised_snr, outputs_of, taps
 from helpers import assembled, composed
 from scipy.optimize import brentq
 from scipy.signal import lfilter
+from toy_problems import point_step
 
 from dpbench.filters import OnlineFIR
+from dpbench.privacy.sampling import FixedSizeSampler, PoissonSampler
+from dpbench.privacy.uniform import SeededUniform
 from dpbench.spectra import frequency_response, spectrum
+from dpbench.threshold import FixedThreshold
 from dpbench.training.recorder import GradientRecorder
 
 
@@ -221,3 +226,50 @@ def test_the_recorder_keeps_its_coordinates_and_marks_its_file():
     assert stored["norms"].tolist() == [2, 3, 4, 5]
     assert stored["error_weight"] == 1
     assert "not private" in str(stored["privacy"])
+
+
+def recorded_noise(sampler, samples, *, expected, steps, deviation):
+    """w_t = g_t - ∇F(x_t) of |x - ξ|²/2, of batches by this sampler, at an iterate that hardly moves; shape (T, d)."""
+    d, norm = samples.shape[1], 1e3
+    step = point_step(
+        FixedThreshold(norm), start=[0.0] * d, expected_batch=expected, noise_multiplier=deviation * expected / norm
+    )
+    step.ledger.record = lambda release: None
+    step.recorder = GradientRecorder(torch.arange(d))
+    for _ in range(steps):
+        drawn = samples[sampler.draw()]
+        step([(drawn, drawn)] if len(drawn) else [])
+    return step.recorder.observed + samples.mean(0).numpy()
+
+
+@pytest.mark.parametrize("name", ["fixed size", "Poisson"])
+def test_what_a_step_adds_to_the_gradient_is_white(name):
+    """doppler.md 3.2: φ_w(0) <= d σ_DP² + σ_SGD²/B, and 0 at other lags.
+
+    Of Poisson batches, divided by the expected B (A10), σ_SGD² is to be read as E|∇f|², not as a variance: how many
+    samples there are is random, too. 3,000 steps in 60 dimensions: standard errors below 0.5 % of φ(0).
+    """
+    samples = 0.5 + normal(400, 60, seed=9)
+    batch, deviation, steps = 20, 0.05, 3000
+    make = {"fixed size": FixedSizeSampler, "Poisson": PoissonSampler}[name]
+    sampler = make(400, batch, SeededUniform(torch.Generator().manual_seed(3)))
+    noise = recorded_noise(sampler, samples, expected=batch, steps=steps, deviation=deviation)
+    variance = float((samples - samples.mean(0)).square().sum(1).mean())
+    square = float(samples.square().sum(1).mean())
+    private = 60 * deviation**2
+    found = autocorrelation(noise, 3)
+    share = {"fixed size": variance * (400 - batch) / 399, "Poisson": square * (1 - batch / 400)}[name]
+    assert found[0] == pytest.approx(private + share / batch, rel=0.03)
+    assert np.abs(found[1:]).max() < 0.02 * found[0]
+    assert (found[0] <= private + variance / batch) == (name == "fixed size")
+
+
+@pytest.mark.parametrize(("decay", "larger"), [(1.0, False), (0.99, False), (0.95, False), (0.8, True), (0.5, True)])
+def test_of_finite_length_the_snr_of_momentum_is_larger_only_where_correlations_decay_fast(decay, larger):
+    """doppler.md E3: than 1.9 Σ 0.9^τ c_τ; the printed form has c_0 twice, and is too large by 0.95."""
+    c, powers = 0.5 * decay ** np.arange(1000), 0.9 ** np.arange(1000)
+    found, limit = normalised_snr(impulse_response("momentum", 1000), c), 1.9 * (powers @ c)
+    assert (found > limit) == larger
+    assert found == pytest.approx(limit, rel=6e-3)
+    printed = 1.9 * (0.5 + powers @ c)
+    assert printed - limit == pytest.approx(0.95)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from draws import normal
 from helpers import step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -326,3 +327,27 @@ def test_factors_keep_the_bound_for_every_norm_whose_square_is_a_float(clip, thr
     assert factors.isfinite().all()
     contributions = (factors.double() * norms.double()).norm(dim=0)
     assert contributions.max() <= clip.sensitivity(threshold) * (1 + 1e-6)
+
+
+def test_clipping_by_a_threshold_is_non_expansive_and_automatic_clipping_is_not():
+    """doppler.md E8."""
+    draws = normal(2000, 2, 5, seed=3) * torch.exp(2 * normal(2000, 1, 1, seed=4))
+
+    def expansion(clip):
+        clipped = draws * clip.factors(draws.norm(dim=2), 1.0)[..., None]
+        return (clipped[:, 0] - clipped[:, 1]).norm(dim=1) / (draws[:, 0] - draws[:, 1]).norm(dim=1)
+
+    assert 0.99 < expansion(ThresholdClip()).max() <= 1 + 1e-12
+    assert expansion(AutomaticClip()).max() > 1.5
+
+
+def test_a_step_whose_threshold_releases_what_the_ledger_did_not_plan_is_refused():
+    model = nn.Linear(3, 2)
+    ledger = Ledger(Plan.of([Release(1.0, 1.0)] * 3), eps=1.0, delta=1e-5, accountant="rdp")
+    step = step_of(model, threshold=PercentileThreshold(), noise_multiplier=1.0, ledger=ledger)
+    before, stream = step.gradients.flat.vector.clone(), step.side_source.generator.get_state()
+    with pytest.raises(BudgetError, match="refused"):
+        step([(torch.ones(2, 3), torch.tensor([0, 1]))])
+    assert len(ledger) == 0
+    assert torch.equal(step.gradients.flat.vector, before)
+    assert torch.equal(step.side_source.generator.get_state(), stream)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from helpers import composed
 from scipy.stats import norm
 
 from dpbench.config import RunConfig
+from dpbench.privacy import epsilon
+from dpbench.privacy.correlation import Tree
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.guarantee import shown, tail_of
 from dpbench.privacy.plan import Part, Plan, Release
@@ -192,3 +195,17 @@ def test_records_of_runs_whose_noise_ended_earlier_say_so(record, origin, told):
     assert SHOWS not in text
     assert ("eeded noise ended" in text) == (told is not None)
     assert told is None or told in text
+
+
+def test_a_run_of_correlated_noise_says_how_far_all_of_its_steps_together_move():
+    """By brute force: the sum of the columns of C in which a sample takes part, over z."""
+    steps, epoch, delta = 16, 4, 1e-5
+    strategy = Tree().strategy(steps, epoch)
+    longest = max(np.linalg.norm(strategy[:, place::epoch].sum(1)) for place in range(epoch))
+    z = longest / 4.5
+    plan = Plan.of([Release(1 / epoch, z)] * steps, CYCLIC, epoch, Tree())
+    eps = epsilon(plan, delta, "gdp", eps_scale=30.0)
+    told = tail_of(plan, eps, delta)
+    assert told is not None
+    assert f"up to {norm.sf(END - 4.5):.1g}," in told
+    assert tail_of(replace(plan, correlation=None), eps, delta) is None  # steps that move by less, one by one

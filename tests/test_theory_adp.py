@@ -15,7 +15,7 @@ from helpers import composed
 from toy_problems import point_step
 
 from dpbench.noise import ConstantNoise, GrowingNoise, StepSizeNoise
-from dpbench.optim import AdaGradNorm
+from dpbench.optim import AdaGradNorm, UncertifiedAdaGradNorm
 from dpbench.privacy.adp_theorem import AdpTheorem
 from dpbench.schedules import Constant, InverseSqrt
 from dpbench.threshold import FixedThreshold
@@ -227,3 +227,53 @@ def test_descent_with_the_calibrated_noise_keeps_within_the_general_bound_of_adp
     assert left + between == pytest.approx(right, rel=0.02)
     more, right, _ = descent_of(noise(), schedule, times=1.2)
     assert more > 1.1 * right
+
+
+def descent_by_adagrad_norm(*, times=1.0, steps=3000, d=50, runs=3):
+    """Theorem D.1 on sqrt(1 + |x|²), for which L = G = 1: the least mean of |∇F|² over 50 steps, and the bound.
+
+    With the noise of DP-SGD, α_t = 1, whose variance d σ² stands for d (16 G)² B_δ T/(n ε)². So many times that
+    deviation is added.
+    """
+    lr, start, floor = 1.0, steps / 4.2, 1e-5  # T >= 5 + 4 b_0²/G²
+    variance = 0.3 * math.sqrt(start)
+    draws, squares, factors = torch.Generator().manual_seed(0), [], []
+    for _ in range(runs):
+        x = torch.nn.Parameter(torch.full((d,), d**-0.5, dtype=torch.float64))
+        optimizer = UncertifiedAdaGradNorm(lr=lr, start=start, floor=floor, uncertified=True).build([x])
+        (group,) = optimizer.param_groups
+        seen, factor = [], 0.0
+        for _ in range(steps):
+            gradient = x.detach() / math.sqrt(1 + float(x.detach().square().sum()))
+            seen.append(float(gradient.square().sum()))
+            group["unnoised_norm"] = float(gradient.norm())
+            noise = torch.empty(d, dtype=torch.float64).normal_(generator=draws)
+            x.grad = gradient + times * math.sqrt(variance / d) * noise
+            optimizer.step()
+            factor += 1 / group["accumulated"]  # Σ α²/b²
+        squares.append(seen)
+        factors.append(factor)
+    sgd = (math.sqrt(2) - 1) / lr + (2 + lr / 2) * (1 + math.log(steps * (1 + floor) / start + 1))
+    bound = 2 / math.sqrt(steps - 1) * (sgd + lr * variance * np.mean(factors) / 2)
+    return np.mean(squares, axis=0).reshape(-1, 50).mean(1).min(), bound
+
+
+def test_adagrad_norm_with_noise_keeps_within_theorem_d1_of_adp():
+    """adp.md 3.2, Thm D.1, whose constant E9 has off by sqrt 2 at most; T >= 5 + 4 b_0²/G²."""
+    left, bound = descent_by_adagrad_norm()
+    assert left <= bound < 1  # |∇F|² is below 1 everywhere
+    more, _ = descent_by_adagrad_norm(times=5.0)
+    assert more > bound
+
+
+@pytest.mark.parametrize("c", [1.0, 100.0])
+def test_decaying_steps_cost_a_logarithm_over_constant_ones_without_the_noise_of_adp(c):
+    """adp.md 3.2: of 1/sqrt(a + c t) privacy terms over that of 1/sqrt(T): log(1 + c T/a)/(2 sqrt c), and 2/sqrt c."""
+    steps = 40_000
+    schedule = InverseSqrt(a=20 * c, c=c)
+    eta, alpha = rates(schedule, steps), scales(schedule, steps)
+    constant = steps**0.5  # T Σ η²/Σ η
+    plain = steps * (eta**2).sum() / eta.sum() / constant
+    adp = (eta**2 * alpha**2).sum() * (1 / alpha**2).sum() / eta.sum() / constant
+    assert adp == pytest.approx(2 / math.sqrt(c), rel=0.05)
+    assert plain == pytest.approx(math.log(1 + steps / 20) / (2 * math.sqrt(c)), rel=0.05)

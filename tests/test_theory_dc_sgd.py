@@ -137,3 +137,26 @@ def test_the_rate_of_dc_sgd_is_one_over_samples_and_eps():
     assert [noise, more] == pytest.approx([terms[2], 2 * terms[2]], rel=0.08)
     _, moments = terms_of_the_bound(10_000, 20, 1.0, 1.0)
     assert moments > 2
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.5, 0.9])
+def test_rule_p_bounds_the_bias_of_clipping_by_the_share_that_it_clips(quantile):
+    """dc_sgd.md 3.2-7: β_t <= p' G, p' = 1 - p, but for a bin: C is the middle of the one that holds the quantile.
+
+    Without noise, from the 20th step on, when the range of the histogram has found the norms.
+    """
+    samples = normal(300, 4, seed=6)
+    threshold = PercentileThreshold(quantile=quantile)
+    step = point_step(threshold, start=(1.0, 0.0, -1.0, 0.5), lr=0.02, expected_batch=300)
+    excess = []
+    for t in range(80):
+        g = step.gradients.flat.vector - samples
+        norms, value = g.norm(dim=1), threshold.value(t)
+        bias = (g * (1 - value / norms[:, None]).clamp(min=0)).mean(0).norm()
+        beside = ((norms - value).abs() <= threshold._range / 20).double().mean()
+        if t >= 20:
+            assert 0 < bias <= (1 - quantile + beside) * norms.max()
+            assert bias <= (1 - quantile) * norms.max()
+            excess.append(float((norms > value).double().mean()) - (1 - quantile))
+        step([(samples, samples)])
+    assert np.mean(excess) == pytest.approx(0, abs=0.05)

@@ -11,11 +11,23 @@ import numpy as np
 import pytest
 import torch
 from draws import generator, normal
-from toy_problems import disk_step, gradient, gradients_along, linear, logistic, quadratic
+from toy_problems import (
+    disk_step,
+    gradient,
+    gradients_along,
+    linear,
+    logistic,
+    point_step,
+    quadratic,
+    squared,
+)
 
+from dpbench.clip import ThresholdClip
 from dpbench.computed.regression import descend
 from dpbench.filters import Exponential
+from dpbench.optim import SGD
 from dpbench.query import TwoPoint
+from dpbench.threshold import FixedThreshold
 
 
 def mean_error_after(gamma, kappa=0.6):
@@ -213,3 +225,113 @@ def test_the_error_of_disk_keeps_within_its_bound():
     squares, errors = runs_of_disk(setting, 300, math.sqrt(noise / 20), 20)
     expected = setting.next_error(errors[:, :-1], squares[:, :-1], noise)
     assert 0.97 < errors[:, 1:].mean() / expected.mean() < 1
+
+
+UNIT = torch.nn.functional.normalize(normal(6, 3, seed=1))  # of norm 1, so each sample's loss is as smooth as below
+TARGETS = normal(6, 2, seed=2)
+SMOOTHNESS = {squared: 1.0, logistic: 0.25}
+
+
+def taken(step, sample):
+    """Iterate at which the step is taken, and the filtered gradient."""
+    x = step.gradients.flat.vector.clone()
+    step([(UNIT[sample : sample + 1], TARGETS[sample : sample + 1])])
+    return x, torch.cat([p.grad.reshape(-1) for p in step.gradients.flat.parameters])
+
+
+def gradients_of_samples(loss, x):
+    return torch.stack([gradient(loss, x, (i[None], y[None])) for i, y in zip(UNIT, TARGETS, strict=True)])
+
+
+def sides_of_lemma_1(loss, kappa, gamma, *, lr, deviation=0.05, steps=40, swapped=False):
+    """E|Δ_t|² and its bound, steps - 1 each, on batches of one sample, given all that was before step t.
+
+    The mean over samples is that of copies of the step, without noise; its noise, in which the error is linear, is
+    known by its variance.
+    """
+    threshold = 1e4
+    settings = {"clip": ThresholdClip(), "threshold": threshold, "noise_multiplier": deviation / threshold}
+    step = disk_step(linear(normal(2, 3, seed=3)), loss, kappa, gamma, expected_batch=1, optim=SGD(lr=lr), **settings)
+    if swapped:
+        step.filter = Exponential(kappa=1 - kappa)
+    step.ledger.record = lambda release: None  # of another plan, for the copies
+    setting, order = Disk(kappa, gamma, SMOOTHNESS[loss], lr), np.random.default_rng(0).integers(6, size=steps)
+    before, sides = None, []
+    for sample in order:
+        copies = [deepcopy(step) for _ in range(6)]
+        for copy in copies:
+            copy.noise_multiplier = 0.0
+        clean = torch.stack([taken(copy, each)[1] for each, copy in enumerate(copies)])
+        x, m = taken(step, int(sample))
+        each = gradients_of_samples(loss, x)
+        full = each.mean(0)
+        if before is not None:
+            error, last = before
+            found = float((full - clean).square().sum(1).mean()) + step.filter.kappa**2 * 6 * deviation**2
+            sampling = float((each - full).square().sum(1).mean())
+            noise = (2 + setting.off) * sampling + 6 * deviation**2
+            sides.append((found, setting.next_error(float(error.square().sum()), float(last.square().sum()), noise)))
+        before = full - m, full
+    return np.array(sides).T
+
+
+@pytest.mark.parametrize(
+    ("loss", "gamma"),
+    [
+        pytest.param(logistic, -1.0, id="logistic, -1"),
+        *(pytest.param(squared, gamma, id=f"squared, {gamma}") for gamma in (-1.0, 0.5, 2.0, -0.5)),
+    ],
+)
+@pytest.mark.parametrize("kappa", [0.3, 0.7])
+def test_the_error_of_disk_keeps_within_its_bound_where_samples_are_drawn(loss, gamma, kappa):
+    """disk.md 3.3, lemma 1, with both of its noises; its γ other than -1 on linear gradients alone (A26)."""
+    found, bound = sides_of_lemma_1(loss, kappa, gamma, lr=0.05)
+    assert (found <= bound).all()
+    assert found.mean() > 0.2 * bound.mean()
+    if kappa == 0.3 and gamma == -1:
+        found, bound = sides_of_lemma_1(loss, kappa, gamma, lr=0.05, swapped=True)
+        assert found.mean() > bound.mean()
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0, -0.5, -1.0])
+def test_the_error_of_disk_shrinks_on_average_for_every_gamma_where_gradients_are_linear(gamma):
+    """disk.md 3.3, A26: E Δ_t = (1 - κ) Δ_{t-1} for γ other than -1 only if the gradient is linear along d."""
+    kappa = 0.6
+    step = disk_step(linear(normal(2, 3, seed=3)), squared, kappa, gamma, expected_batch=1)
+    for sample in (0, 3, 1, 5):
+        x, m = taken(step, sample)
+    before = gradients_of_samples(squared, x).mean(0) - m
+    errors = []
+    for sample in range(6):
+        x, m = taken(deepcopy(step), sample)
+        errors.append(gradients_of_samples(squared, x).mean(0) - m)
+    torch.testing.assert_close(torch.stack(errors).mean(0), (1 - kappa) * before, rtol=1e-9, atol=1e-12)
+    assert float((torch.stack(errors) - (1 - kappa) * before).norm()) > 0.1
+
+
+def test_disk_keeps_within_corollary_1_where_samples_are_drawn():
+    """disk.md 3.3: B >= 2 σ_SGD²/(d σ²), here equal, at T = 3 T_0; f is |x - ξ|²/2, for which L = M_κ = 1."""
+    d, noise, batch, norm = 20, 0.5, 8, 1e3
+    sampling = batch * noise / 2  # σ_SGD²
+    steps = round(3 * least_steps(1.0, noise))
+    setting, bound = corollary_1(1.0, noise, steps)
+    squares = []
+    for seed in range(6):
+        filter = Exponential(kappa=setting.kappa)
+        filter.apply(torch.zeros(d, dtype=torch.float64))
+        step = point_step(
+            FixedThreshold(norm),
+            start=[math.sqrt(2 / d)] * d,
+            lr=setting.lr,
+            query=TwoPoint(kappa=setting.kappa, gamma=setting.gamma),
+            filter=filter,
+            noise_multiplier=math.sqrt(noise / d) * batch / norm,
+            expected_batch=batch,
+            seed=2 * seed,
+        )
+        samples = math.sqrt(sampling / d) * normal(steps, batch, d, seed=100 + seed)
+        for drawn in samples:
+            squares.append(float(step.gradients.flat.vector.square().sum()))
+            step([(drawn, drawn)])
+    theorem = setting.mean_square(1.0, 2.0, steps, 2 * sampling / batch + noise)
+    assert 0.2 * bound < np.mean(squares) <= theorem <= bound

@@ -8,15 +8,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from draws import generator
+from draws import generator, normal
 from filter_references import SNR, autocorrelation, impulse_response, normalised_snr, taps
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
-from toy_problems import gradients_along, quadratic
+from toy_problems import gradients_along, point_step, quadratic
 
 from dpbench.computed.regression import descend
 from dpbench.filters import Identity, RecursiveLowPass
 from dpbench.query import OnePoint
+from dpbench.threshold import FixedThreshold
 
 
 class Uncorrected(RecursiveLowPass):
@@ -177,3 +178,30 @@ def test_the_rate_of_doppler_gains_the_root_of_the_snr_and_fixes_the_product_of_
         assert longer.bound(lr / 4) == pytest.approx(least, rel=5e-3)
         assert min(longer.bound(lr), private.bound(lr / 4)) > 2 * least
     assert Private.rate(0.5) / Private.rate(snr) == pytest.approx(math.sqrt(2 * snr))
+
+
+def test_clipped_gradients_of_distances_are_the_gradient_of_hubers_loss():
+    """disk.md 2.7, 1: F_C(x) = ∫_0^1 ⟨∇F_C(z x), x⟩ dz where it is curl-free; doppler.md 3.2: its descent is on F_C."""
+    samples, norm = normal(50, 3, seed=2), 0.8
+
+    def clipped(x):
+        step = point_step(FixedThreshold(norm), start=x.tolist(), expected_batch=50)
+        return step.request([(samples, samples)], norm).alone().total / 50
+
+    def huber(x):
+        r = (x - samples).norm(dim=1)
+        return torch.where(r <= norm, r**2 / 2, norm * r - norm**2 / 2).mean()
+
+    x = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(huber(x), x)
+    x = x.detach()
+    torch.testing.assert_close(clipped(x), gradient, rtol=1e-9, atol=1e-12)
+    points, shares = np.polynomial.legendre.leggauss(40)
+    line = sum(w / 2 * float(clipped((z + 1) / 2 * x) @ x) for z, w in zip(points, shares, strict=True))
+    assert line == pytest.approx(float(huber(x) - huber(torch.zeros_like(x))), rel=1e-4)
+    step = point_step(FixedThreshold(norm), start=x.tolist(), lr=0.5, expected_batch=50)
+    for _ in range(400):
+        step([(samples, samples)])
+    end = step.gradients.flat.vector.clone()
+    assert clipped(end).norm() < 1e-9
+    assert (end - samples.mean(0)).norm() > 0.01  # which is not where F itself is least

@@ -37,6 +37,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     judged = [finding for finding in claims.findings if finding.outcome in COMPARED]
     compared = [finding for finding in judged if not finding.derived]
     agrees = sum(finding.outcome in AGREES for finding in compared)
+    reproduced = sum(finding.outcome == Outcome.REPRODUCED for finding in compared)
     unprinted = [finding for finding in claims.findings if finding.derived]
     trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED).published
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
@@ -45,7 +46,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     tables = f"{len(card.artefacts)} {'table or figure' if len(card.artefacts) == 1 else 'tables and figures'}"
     yield (
         f"Of {len(claims.findings)} claims in {tables} {len(compared)} have been compared with numbers of ours; "
-        f"{agrees} of these are reproduced or hold, {by_training} by training and {agrees - by_training} by "
+        f"{agrees} of these ({number_of(reproduced, 'number')} and {number_of(agrees - reproduced, 'order')}: which of "
+        f"two numbers is the larger) are reproduced or hold, {by_training} by training and {agrees - by_training} by "
         f"computing. {claims.counts.get(Outcome.NOT_RUN, 0)} have not been run."
     )
     own = [finding.outcome for finding in card.own.findings if finding.outcome in COMPARED]
@@ -53,8 +55,8 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         yield ""
         yield (
             f"Not among these are dpbench's own claims about the papers, {number_of(len(card.own.findings), 'order')}: "
-            "what a method, or the code released with it, computes, what printed numbers show without a word of it, "
-            "what is left of a claim, or one carried over to other data. "
+            "what a method or its released code computes, what printed numbers imply, or a paper's claim, narrowed or "
+            "carried over to other data. "
             f"{len(own)} of them have been compared, and {own.count(Outcome.ORDER_HOLDS)} hold."
         )
     derived = claims.counts.get(Outcome.AS_DERIVED, 0)

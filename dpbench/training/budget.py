@@ -193,7 +193,7 @@ def in_words(config: RunConfig, found: Budget) -> str:
     size = config.dataset.train_size
     # 1/N itself is common, and may be a little more in floating point.
     little = f" (above 1/{size}, which promises little)" if config.delta_value * size > 1 + 1e-9 else ""
-    taken = f"noise multiplier {found.noise_multiplier:.4f}"
+    taken = f"noise multiplier {found.noise_multiplier:.4f}{_scaled(config)}"
     over = f"over {number_of(config.steps, 'step')}"
     by = f"{config.privacy.sampler}, {config.privacy.valid_accountant}"
     delta = f"delta={config.delta_value:.3g}{little}"
@@ -209,3 +209,10 @@ def in_words(config: RunConfig, found: Budget) -> str:
         return line
     tail = tail_of(config.release_plan().scaled(found.noise_multiplier), found.eps, config.delta_value)
     return line if tail is None else f"{line}; {tail}"
+
+
+def _scaled(config: RunConfig) -> str:
+    """By what the noise of single steps differs from the multiplier, if it does."""
+    scales = [run.release.noise_multiplier for run in config.release_plan().runs]
+    least, most = min(scales), max(scales)
+    return "" if least == most == 1 else f" (times {least:.4g} to {most:.4g} over the steps)"
