@@ -24,6 +24,8 @@ def write_own_method(folder: Path) -> Path:
         "my_conf/model/gated.yaml",
         "my_conf/my_text_models.py",
         "my_conf/model/words.yaml",
+        "my_conf/my_optimizers.py",
+        "my_conf/optim/nadam.yaml",
     ]
     for name, content in shown:
         path = folder / name

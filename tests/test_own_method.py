@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from cli import PLAIN, ROOT, read, records, run, started, status, write_option
 from documented_examples import OWN_METHOD, typed, write_own_method
 
@@ -64,6 +65,13 @@ def test_the_example_sweeps_beside_a_built_in_method(my_conf, tmp_path):
     (record,) = records(tmp_path / "own")
     assert read(record, "summary.json")["model"] == "patches"
     assert read(record, "summary.json")["test_accuracy"]["final"] > 0.3
+
+
+def test_the_optimizer_of_the_example_takes_the_suggested_rate(my_conf):
+    config = composed_with(my_conf, *[word for word in typed(OWN_METHOD)[4] if word not in ("-cd", "my_conf")])
+    own = config.optim.build([torch.nn.Parameter(torch.zeros(2))])
+    assert isinstance(own, torch.optim.NAdam)
+    assert own.param_groups[0]["lr"] == composed_with(my_conf, "optim=adam").optim.lr != 0.1
 
 
 def test_the_privacy_command_takes_it(my_conf, capsys):
