@@ -548,9 +548,9 @@ def accuracy_on_digits(overrides, seeds=2, multiplier=0.3):
 
 
 def test_the_staircase_of_the_toy_replica_is_that_of_step_sizes():
-    """dp_pmlf.md 6.A-1: what looks like a gain of methods follows the step size.
+    """dp_pmlf.md 6.A-1: what looks like a gain of methods, 89.0, 90.6 and 92.4 % on MNIST, follows the step size.
 
-    Printed are 67, 71 to 72 and 86 to 87. Data, start and noise are other ones: 24, 40 to 41 and 85 to 87.
+    Its toy has 67, 71 to 72 and 86 to 87 %; with a start and noise of our own it is 24, 40 to 41 and 85 to 87.
     """
     found = {name: accuracy_on_digits(overrides) for name, overrides in STAIRS.items()}
     low, middle, high = list(STAIRS)[:5], list(STAIRS)[5:8], list(STAIRS)[8:]
