@@ -67,10 +67,12 @@ def colours_of(names: Sequence[str], *, methods: bool) -> Mapping[str, str]:
         known = {name: _of_method(name) for name in names}
         left = cycle([one for one in OTHERS if one not in known.values() and one != BASELINE] or OTHERS)
         return {name: colour or next(left) for name, colour in known.items()}
-    if any("=" in name for name in names):
-        places = np.linspace(0.0, 0.85, max(len(names), 2))
-        return {name: to_hex(colormaps["viridis"](place)) for name, place in zip(names, places, strict=False)}
-    return {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(names)}
+    numbers = [name for name in names if "=" in name]
+    places = np.linspace(0.0, 0.85, max(len(numbers), 2))
+    shades = {name: to_hex(colormaps["viridis"](place)) for name, place in zip(numbers, places, strict=False)}
+    # Beside shades, which are blue and green, the others begin with grey and red.
+    left = cycle(reversed(OTHERS) if numbers else OTHERS)
+    return {name: shades[name] if name in shades else next(left) for name in names}
 
 
 def _of_method(name: str) -> str | None:
