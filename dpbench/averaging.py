@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
-from dpbench.stage import Stage, State
+from dpbench.stage import Stage
 
 
 @dataclass
@@ -31,6 +31,8 @@ class ExponentialAveraging(Averaging):
         decay: in [0, 1); 0.9999 in the paper.
     """
 
+    remembers = ("_average", "_steps")
+
     decay: float = 0.9999
 
     def __post_init__(self) -> None:
@@ -50,12 +52,3 @@ class ExponentialAveraging(Averaging):
     @override
     def average(self, iterate: Tensor) -> Tensor:
         return iterate if self._average is None else self._average
-
-    @override
-    def state_dict(self) -> State:
-        return {} if self._average is None else {"average": self._average.clone(), "steps": self._steps}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._average = state["average"].clone() if state else None
-        self._steps = state["steps"] if state else 0

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from dpbench.clip import ThresholdClip
 from dpbench.errors import require
-from dpbench.stage import State
 
 
 @dataclass
@@ -38,6 +37,8 @@ class ErrorFeedbackClip(ThresholdClip):
         ratio: C_2/C_1, at least 1 with the authors.
         uncertified: that the eps of the run is not proven is accepted.
     """
+
+    remembers = ("_error",)
 
     feeds_back: ClassVar[bool] = True
 
@@ -66,11 +67,3 @@ class ErrorFeedbackClip(ThresholdClip):
         share = min(1.0, self.ratio * threshold / norm) if norm > 0 else 1.0
         total.add_(self._error, alpha=share * batch)
         self._error.mul_(1 - share).add_(remainder, alpha=1 / batch)
-
-    @override
-    def state_dict(self) -> State:
-        return {} if self._error is None else {"error": self._error.clone()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._error = state["error"].clone() if state else None

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.history import History
 from dpbench.mixing import mixing_weight, require_mixing
-from dpbench.stage import Stage, State
+from dpbench.stage import Stage
 
 # Each is a pass over every batch.
 MOST_POINTS = 1000
@@ -76,6 +76,8 @@ class TwoPoint(Query):
         gamma: length of the probe in units of the last displacement; not zero.
     """
 
+    remembers = ("_previous",)
+
     kappa: float = 0.7
     gamma: float = 0.5
 
@@ -107,14 +109,6 @@ class TwoPoint(Query):
             return [Point(1.0, probe)]
         return [Point(1 - weight, iterate), Point(weight, probe)]
 
-    @override
-    def state_dict(self) -> State:
-        return {} if self._previous is None else {"previous": self._previous.clone()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._previous = state["previous"].clone() if state else None
-
 
 @dataclass
 class LastIterates(Query):
@@ -130,6 +124,8 @@ class LastIterates(Query):
         start: "pad" or "truncate".
     """
 
+    remembers = ("_iterates",)
+
     length: int = 2
     decay: float = 0.1
     normalised: bool = True
@@ -140,7 +136,7 @@ class LastIterates(Query):
         require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
         require(0 <= self.decay <= 1, "query.decay", self.decay, "a number in [0, 1]")
         require(self.start in ("pad", "truncate"), "query.start", self.start, "pad or truncate")
-        self._history = History(self.most_points)
+        self._iterates = History(self.most_points)
 
     @property
     @override
@@ -160,19 +156,11 @@ class LastIterates(Query):
     def points(self, iterate: Tensor) -> list[Point]:
         if self.most_points == 1:
             return [Point(1.0, iterate)]
-        self._history.push(iterate)
+        self._iterates.push(iterate)
         # The current iterate itself, not its copy: where it is the only one, the run is that of one point.
-        _, *past = self._history
-        weights = self.weights(len(self._history))
+        _, *past = self._iterates
+        weights = self.weights(len(self._iterates))
         return [Point(weight, point) for weight, point in zip(weights, [iterate, *past], strict=True)]
-
-    @override
-    def state_dict(self) -> State:
-        return {"iterates": self._history.copies()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._history.restore(state["iterates"])
 
 
 @dataclass
@@ -187,6 +175,8 @@ class ApartIterates(Query):
         length: k from 1 to 1000, number of gradients.
     """
 
+    remembers = ("_iterates",)
+
     clipped_apart: ClassVar[bool] = True
 
     length: int = 2
@@ -194,7 +184,7 @@ class ApartIterates(Query):
     def __post_init__(self) -> None:
         fits = 1 <= self.length <= MOST_POINTS
         require(fits, "query.length", self.length, f"a whole number from 1 to {MOST_POINTS}")
-        self._history = History(self.length + 1)
+        self._iterates = History(self.length + 1)
 
     @property
     @override
@@ -210,15 +200,7 @@ class ApartIterates(Query):
     def points(self, iterate: Tensor) -> list[Point]:
         if self.length == 1:
             return [Point(1.0, iterate)]
-        self._history.push(iterate)
-        past = list(self._history)
+        self._iterates.push(iterate)
+        past = list(self._iterates)
         lagged = [past[min(lag, len(past) - 1)] for lag in range(2, self.length + 1)]
         return [Point(1.0, iterate), *(Point(1.0, point) for point in lagged)]
-
-    @override
-    def state_dict(self) -> State:
-        return {"iterates": self._history.copies()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._history.restore(state["iterates"])

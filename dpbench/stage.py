@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from dpbench.history import History
 
 State = dict[str, Any]
 COMPARED = (bool, int, float, str, list, tuple, dict, set, deque, type(None))
@@ -34,18 +36,36 @@ class Stage:
     """A stage of the private step.
 
     Each stage is a dataclass whose fields are its configuration: composing a config makes the stage itself.
-    Fields are checked in ``__post_init__``. What a stage learns while it runs lives in plain attributes and
-    travels in its state, so that a resumed run is the run that was never stopped.
+    Fields are checked in ``__post_init__``. What a stage learns while it runs lives in plain attributes; those that it
+    names in `remembers` travel in its state, so that a resumed run is the run that was never stopped.
+
+    Attributes:
+        remembers: names of attributes that are None, tensors, plain values, lists and dictionaries of these, or a
+            `History`; in the state they have no underscore before them.
     """
 
+    remembers: ClassVar[tuple[str, ...]] = ()
+
     def state_dict(self) -> State:
-        """Everything the stage remembers between steps, as tensors and plain values."""
-        return {}
+        """Copies of everything the stage remembers between steps, as tensors and plain values."""
+        return {name.removeprefix("_"): _copied(getattr(self, name)) for name in self.remembers}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state that `state_dict` returned."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+        """Continue from a copy of a state that `state_dict` returned.
+
+        Raises:
+            ValueError: it is of a stage that remembers something else.
+        """
+        names = {name.removeprefix("_"): name for name in self.remembers}
+        if state.keys() != names.keys():
+            kept = ", ".join(sorted(names)) or "no state"
+            raise ValueError(f"{type(self).__name__} keeps {kept}, got {sorted(state)}")
+        for key, name in names.items():
+            held = getattr(self, name)
+            if isinstance(held, History):
+                held.restore(state[key])
+            else:
+                setattr(self, name, _copied(state[key]))
 
 
 class PlannedStage(Stage):
@@ -81,10 +101,22 @@ def forgotten(stage: Stage, fresh: Stage) -> list[str]:
         stage: that has run.
         fresh: as it was before its first step.
     """
-    if type(stage).state_dict is not Stage.state_dict:
+    if stage.remembers or type(stage).state_dict is not Stage.state_dict:
         return []
     before = vars(fresh)
     return [name for name, value in vars(stage).items() if name not in before or _differ(value, before[name])]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, History):
+        return value.copies()
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return value
 
 
 def _differ(one: Any, other: Any) -> bool:

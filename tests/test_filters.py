@@ -1,4 +1,5 @@
 import math
+import re
 import warnings
 
 import numpy as np
@@ -326,6 +327,12 @@ def test_continued_from_its_state_bit_for_bit(name, split):
         outputs_of(resumed, normal(4, 3, seed=2, dtype=torch.float32))
         resumed.load_state_dict(state)
         assert torch.equal(outputs_of(resumed, g[split:]), uninterrupted[split:])
+
+
+@pytest.mark.parametrize("state", [{}, {"mean": torch.ones(3)}, {"average": torch.ones(3), "steps": 1}])
+def test_a_state_of_something_else_is_refused(state):
+    with pytest.raises(ValueError, match=re.escape(f"Exponential keeps average, got {sorted(state)}")):
+        Exponential().load_state_dict(state)
 
 
 @with_memory

@@ -99,7 +99,7 @@ def test_kalman_continues_from_its_state_bit_for_bit():
     filtered(first, observations[:4], shifts[:4])
     second.load_state_dict(deepcopy(first.state_dict()))
     assert torch.equal(filtered(second, observations[4:], shifts[4:]), want[4:])
-    second.load_state_dict({})
+    second.load_state_dict(Kalman(drift=0.3).state_dict())
     assert torch.equal(filtered(second, observations, shifts), want)
 
 

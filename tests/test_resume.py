@@ -136,7 +136,14 @@ class Remembering(Forgetful):
         self.last = state["last"]
 
 
-@pytest.mark.parametrize(("kind", "warned"), [(Forgetful, ["last", "steps"]), (Remembering, [])])
+@dataclass
+class Naming(Forgetful):
+    """The same, by name."""
+
+    remembers = ("last", "steps")
+
+
+@pytest.mark.parametrize(("kind", "warned"), [(Forgetful, ["last", "steps"]), (Remembering, []), (Naming, [])])
 def test_a_stage_that_would_forget_is_named_at_the_first_checkpoint(tmp_path, kind, warned):
     config = replace(tiny(), filter=kind(), checkpoint=CheckpointTimes(every_steps=2))
     _, said = carried_out(config, tmp_path)

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from dpbench.errors import require
 from dpbench.filters.base import Filter
-from dpbench.stage import State
 
 
 @dataclass
@@ -20,6 +19,8 @@ class Exponential(Filter):
     Attributes:
         kappa: weight of the new gradient, in (0, 1]; the steady-state Kalman gain.
     """
+
+    remembers = ("_average",)
 
     elementwise: ClassVar[bool] = True
 
@@ -36,11 +37,3 @@ class Exponential(Filter):
         else:
             self._average.mul_(1 - self.kappa).add_(gradient, alpha=self.kappa)
         return self._average
-
-    @override
-    def state_dict(self) -> State:
-        return {} if self._average is None else {"average": self._average.clone()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._average = state["average"].clone() if state else None

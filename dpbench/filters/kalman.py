@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from dpbench.errors import require
 from dpbench.filters.base import Filter
-from dpbench.stage import State
 
 
 @dataclass
@@ -35,6 +34,8 @@ class Kalman(Filter):
         drift: σ_v² >= 0, variance of what the linear prediction leaves out.
         observation_noise: σ_C² >= 0, variance of the random matrix that clipping and sampling multiply by.
     """
+
+    remembers = ("_estimate", "_covariance")
 
     noise: float = 1.0
     hessian_noise: float = 0.0
@@ -71,17 +72,6 @@ class Kalman(Filter):
         self._covariance = (identity - gain @ observed) @ covariance
         self._shift = None
         return self._estimate
-
-    @override
-    def state_dict(self) -> State:
-        if self._estimate is None or self._covariance is None:
-            return {}
-        return {"estimate": self._estimate.clone(), "covariance": self._covariance.clone()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._estimate = state["estimate"].clone() if state else None
-        self._covariance = state["covariance"].clone() if state else None
 
 
 class Gain(NamedTuple):

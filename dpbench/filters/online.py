@@ -12,7 +12,6 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.filters.base import Filter
 from dpbench.history import History
-from dpbench.stage import State
 
 
 @dataclass
@@ -27,6 +26,8 @@ class OnlineFIR(Filter):
         lags: n_b from 0 to 1000, number of past gradients used and kept.
         smallest: ε_1 > 0, least squared norm that a gradient is taken to have.
     """
+
+    remembers = ("_past", "_signals", "_products", "_powers")
 
     lags: int = 4
     smallest: float = 1e-3
@@ -68,19 +69,3 @@ class OnlineFIR(Filter):
         self._past.push(gradient)
         self._signals = [max(power, 0.0), *self._signals][: self.lags]
         return filtered
-
-    @override
-    def state_dict(self) -> State:
-        return {
-            "past": self._past.copies(),
-            "signals": list(self._signals),
-            "products": list(self._products),
-            "powers": list(self._powers),
-        }
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._past.restore(state["past"])
-        self._signals = list(state["signals"])
-        self._products = list(state["products"])
-        self._powers = list(state["powers"])

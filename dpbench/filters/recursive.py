@@ -15,7 +15,6 @@ from typing_extensions import override
 from dpbench.errors import PlainWarning, require
 from dpbench.filters.base import Filter
 from dpbench.history import History
-from dpbench.stage import State
 
 # Steps by which the response to a constant is near its end, or to be seen on its way there.
 STARTING_UP = 1000
@@ -36,6 +35,8 @@ class RecursiveLowPass(Filter):
         b: feed-forward taps b_0, b_1, ...; b_0 is not zero.
         a: feedback taps a_1, a_2, ... (a_0 = 1 is left out); all poles lie inside the unit circle.
     """
+
+    remembers = ("_inputs", "_outputs", "_ones", "_responses")
 
     elementwise: ClassVar[bool] = True
 
@@ -84,22 +85,6 @@ class RecursiveLowPass(Filter):
         self._ones = [1.0, *self._ones][: len(self.b) - 1]
         self._responses = [response, *self._responses][: len(self.a)]
         return output / response
-
-    @override
-    def state_dict(self) -> State:
-        return {
-            "inputs": self._inputs.copies(),
-            "outputs": self._outputs.copies(),
-            "ones": list(self._ones),
-            "responses": list(self._responses),
-        }
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._inputs.restore(state["inputs"])
-        self._outputs.restore(state["outputs"])
-        self._ones = list(state["ones"])
-        self._responses = list(state["responses"])
 
 
 def _change_by_rounding(a: Sequence[float]) -> float:

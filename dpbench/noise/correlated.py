@@ -21,7 +21,7 @@ from dpbench.errors import require
 from dpbench.noise.base import Noise
 from dpbench.privacy.correlation import BandedSquareRoot, Correlation, Tree
 from dpbench.privacy.gaussian import GaussianSource
-from dpbench.stage import Course, State
+from dpbench.stage import Course
 
 
 @dataclass
@@ -31,6 +31,8 @@ class CorrelatedNoise(Noise):
     Attributes:
         restart: begin anew with each pass over the data, whose noise is then independent of that of others.
     """
+
+    remembers = ("_drawn", "_kept")
 
     restart: bool = False
 
@@ -71,15 +73,6 @@ class CorrelatedNoise(Noise):
     @abstractmethod
     def _correlate(self, fresh: Tensor, step: int) -> Tensor:
         """Row `step` of C⁻¹ Z from row `step` of Z, in place."""
-
-    @override
-    def state_dict(self) -> State:
-        return {"drawn": self._drawn, "kept": [noise.clone() for noise in self._kept]}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._drawn = state["drawn"]
-        self._kept = [noise.clone() for noise in state["kept"]]
 
 
 @dataclass

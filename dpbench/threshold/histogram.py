@@ -19,7 +19,6 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
-from dpbench.stage import State
 from dpbench.threshold.base import Threshold
 
 Counts = NDArray[np.float64]
@@ -45,6 +44,8 @@ class HistogramThreshold(Threshold):
         bins: b, from 1 to 100,000.
         histogram_noise: σ_H, standard deviation of the noise in each bin.
     """
+
+    remembers = ("_threshold", "_range", "_guarded")
 
     GUARDS: ClassVar[tuple[str, ...]] = ("total_not_positive", "range_bounded")
 
@@ -107,14 +108,6 @@ class HistogramThreshold(Threshold):
     @abstractmethod
     def _rule(self, counts: Counts, error_weight: float) -> tuple[float, float]:
         """C_{t+1} and R_{t+1} from noisy counts of positive sum."""
-
-    @override
-    def state_dict(self) -> State:
-        return {"threshold": self._threshold, "range": self._range, "guarded": self.guarded()}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._threshold, self._range, self._guarded = state["threshold"], state["range"], dict(state["guarded"])
 
 
 @dataclass

@@ -12,7 +12,6 @@ from typing_extensions import override
 from dpbench.errors import require
 from dpbench.privacy.gaussian import GaussianSource
 from dpbench.privacy.plan import Part
-from dpbench.stage import State
 from dpbench.threshold.base import LARGEST, SMALLEST, Threshold
 
 SENSITIVITY = 0.5
@@ -32,6 +31,8 @@ class QuantileThreshold(Threshold):
         rate: η_C.
         count_noise: standard deviation of the noise over the expected batch size B; 1/20 with Andrew et al.
     """
+
+    remembers = ("_threshold",)
 
     norm: float = 1.0
     quantile: float = 0.5
@@ -72,11 +73,3 @@ class QuantileThreshold(Threshold):
         # Further than from one end of the range to the other it never goes.
         move = min(max(-self.rate * (share - self.quantile), -MOST), MOST)
         self._threshold = min(max(self._threshold * math.exp(move), SMALLEST), LARGEST)
-
-    @override
-    def state_dict(self) -> State:
-        return {"threshold": self._threshold}
-
-    @override
-    def load_state_dict(self, state: State) -> None:
-        self._threshold = state["threshold"]

@@ -162,8 +162,8 @@ class Keeper:
             for attribute in forgotten(stage, getattr(self._config, name)):
                 kind = type(stage).__name__
                 self._say(
-                    f"  warning: {kind} ({name}) keeps {attribute} from step to step, but has no state_dict: a run "
-                    "that goes on from a checkpoint would differ"
+                    f"  warning: {kind} ({name}) keeps {attribute} from step to step, but does not name it in "
+                    "remembers: a run that goes on from a checkpoint would differ"
                 )
 
     @property
