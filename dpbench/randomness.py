@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from dpbench.stage import State
+from dpbench.state import State
 
 STREAMS = ("weights", "sampling", "augmentation", "noise", "side", "model", "audit", "recording", "synthetic")
 

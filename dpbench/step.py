@@ -20,7 +20,7 @@ from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.plan import Release
 from dpbench.query import Query
-from dpbench.stage import State
+from dpbench.state import State
 from dpbench.threshold import Threshold
 from dpbench.threshold.base import LARGEST, SMALLEST
 from dpbench.update import Moved, tell, update

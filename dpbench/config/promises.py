@@ -21,7 +21,8 @@ from dpbench.noise import Noise
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.plan import Part
 from dpbench.query import Query
-from dpbench.stage import is_own, same_state
+from dpbench.stage import is_own
+from dpbench.state import same_state
 from dpbench.threshold import Threshold
 from dpbench.wording import number_of
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 from dpbench.errors import UserError, require
 from dpbench.filters.base import Filter
 from dpbench.filters.recursive import RecursiveLowPass
-from dpbench.stage import State
+from dpbench.state import State
 
 
 @dataclass

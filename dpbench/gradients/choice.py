@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dpbench import cache
 from dpbench.gradients.summands import summand_of
 from dpbench.gradients.uses import Strategy, Term, Use
-from dpbench.stage import State
+from dpbench.state import State
 
 # Below these multiplications for a batch every strategy is fast, and counting them decides.
 WORTH_TIMING = 2e6

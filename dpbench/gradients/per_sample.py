@@ -25,7 +25,7 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import Compared, is_due, modes_of
 from dpbench.gradients.way import Books, Rows, Way
 from dpbench.query import Point
-from dpbench.stage import State
+from dpbench.state import State
 
 
 class PerSampleGradients(Passes):

@@ -16,7 +16,7 @@ from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.recording import Read
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.uses.base import SMALLEST_SQUARE
-from dpbench.stage import State
+from dpbench.state import State
 
 # Losses of samples, shape (n,), from what the model reads of them and their targets.
 Losses = Callable[[Tensor, Tensor], Tensor]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from typing_extensions import override
 
 from dpbench.errors import require
 from dpbench.privacy.uniform import UniformSource
+from dpbench.state import Remembering
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ CYCLIC = Scheme(
 SCHEMES = {scheme.name: scheme for scheme in (POISSON, FIXED_SIZE, SHUFFLED, CYCLIC)}
 
 
-class Sampler(ABC):
-    """Draws the batches of a run.
+class Sampler(Remembering, ABC):
+    """Draws the batches of a run. The state of its source is no part of its own.
 
     Attributes:
         size: number of samples N.
@@ -89,15 +89,6 @@ class Sampler(ABC):
     @abstractmethod
     def draw(self) -> Tensor:
         """Indices of the next batch, shape (B,), int64, on the source's device."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the sampler remembers between batches; its source is its owner's."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
 
 
 class PoissonSampler(Sampler):
@@ -131,6 +122,8 @@ class PassSampler(Sampler):
         reshuffle: draw a new order for each pass; otherwise all passes share the first.
     """
 
+    remembers = ("_order", "_next")
+
     def __init__(self, size: int, batch: int, source: UniformSource, *, reshuffle: bool) -> None:
         super().__init__(size, batch, source)
         self.reshuffle = reshuffle
@@ -147,17 +140,6 @@ class PassSampler(Sampler):
         batch = self._order[self._next : self._next + self.batch]
         self._next += self.batch
         return batch
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """Order of the pass and place in it."""
-        return {} if self._order is None else {"order": self._order.clone(), "next": self._next}
-
-    @override
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue within a pass."""
-        self._order = state["order"].clone() if state else None
-        self._next = state["next"] if state else 0
 
 
 def make_sampler(scheme: Scheme, size: int, batch: int, source: UniformSource) -> Sampler:

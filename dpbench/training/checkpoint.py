@@ -22,7 +22,7 @@ from torch.serialization import default_restore_location as restored
 
 from dpbench.devices import out_of_memory
 from dpbench.files import sync_folder
-from dpbench.stage import State
+from dpbench.state import State
 
 HEADER = b"dpbench checkpoint 1\n"
 DIGEST = hashlib.sha256().digest_size

@@ -12,7 +12,8 @@ from torch import Tensor
 from dpbench.config import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Ledger
-from dpbench.stage import Stage, State, forgotten
+from dpbench.stage import Stage, forgotten
+from dpbench.state import State
 from dpbench.step import STAGES
 from dpbench.tracking import RunRecord
 from dpbench.tracking.published import Published, forget

@@ -18,7 +18,7 @@ from dpbench.privacy.sampling import Sampler
 from dpbench.privacy.uniform import UniformSource
 from dpbench.randomness import generator
 from dpbench.scores import text_scores
-from dpbench.stage import State
+from dpbench.state import State
 from dpbench.step import Seen
 from dpbench.training.assemble import Assembly, draws_of
 from dpbench.training.evaluation import EVALUATION_BATCH, Evaluation, evaluate, evaluate_language_model

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpbench.stage import State
+from dpbench.state import State
 
 Array = NDArray[np.float64]
 

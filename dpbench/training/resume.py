@@ -52,7 +52,7 @@ from dpbench.privacy import Ledger
 from dpbench.privacy.gaussian import SeededGaussian
 from dpbench.privacy.uniform import SeededUniform
 from dpbench.randomness import Generators
-from dpbench.stage import State, same_state
+from dpbench.state import State, same_state
 from dpbench.training.assemble import Assembly
 from dpbench.training.loop import Metrics, Progress
 from dpbench.training.recorder import GradientRecorder
