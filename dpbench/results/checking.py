@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -48,8 +47,6 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
     Returns:
         Whether nothing is wrong.
     """
-    from dpbench.config.recorded import recorded_hash  # takes seconds to import
-
     quiet, move = seconds_of("quiet", arguments.options["quiet"]), arguments.flag("quarantine")
     folders = _folders(arguments.results_dir / "runs", arguments.selection)
     for start, seed in arguments.selection.hashes:
@@ -64,7 +61,7 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
             progress(count, len(folders))
         seeds = _seeds(folder, arguments.selection)
         records += len(seeds)
-        for finding in _findings(folder, seeds, quiet, recorded_hash):
+        for finding in _findings(folder, seeds, quiet):
             wrong += 1
             moved = ""
             if move and finding.movable:
@@ -91,50 +88,62 @@ def _seeds(folder: Path, selection: Selection) -> list[Path]:
     return [one for one in seeds_of(folder) if one.is_dir() and (not wanted or None in wanted or one.name in wanted)]
 
 
-def _findings(
-    folder: Path, seeds: list[Path], quiet: float, hash_of: Callable[[Mapping[str, Any]], str]
-) -> Iterator[Finding]:
+def _findings(folder: Path, seeds: list[Path], quiet: float) -> Iterator[Finding]:
     for record in seeds:
-        alive = _silence(record) < quiet
-        found = _problems(record, hash_of)
-        if found and not (alive and found == [NOT_BEGUN]):
-            yield Finding(record, "; ".join(found))
-        elif alive:
-            continue
-        elif (recorded := Recorded.read(record)).word == Status.RUNNING or recorded.reason == KILLED:
+        yield from _of_record(record, quiet)
+    for path in sorted(folder.iterdir()):
+        if (finding := _beside(path, quiet)) is not None:
+            yield finding
+
+
+def _of_record(record: Path, quiet: float) -> Iterator[Finding]:
+    """What is wrong with a record."""
+    alive, found = _silence(record) < quiet, _problems(record)
+    if found and not (alive and found == [NOT_BEGUN]):
+        yield Finding(record, "; ".join(found))
+    if alive:
+        return
+    if not found:
+        recorded = Recorded.read(record)
+        if recorded.word == Status.RUNNING or recorded.reason == KILLED:
             silence = duration(_silence(record))
             yield Finding(record, f"killed, nothing written for {silence}; it runs again next time", False)
         elif recorded.word in FOR_GOOD:  # killed between the last word of its record and their removal
             left = sorted(record.glob("checkpoint-*.pt"))
             yield from (Finding(path, "a checkpoint of a run that has ended") for path in left)
-        yield from (Finding(part, "a file that was never completed") for part in _parts(record) if not alive)
-    for path in sorted(folder.iterdir()):
-        seed, _, kind = path.name.partition(".")
-        if not is_seed(seed) or _silence(path) < quiet:
-            continue
-        if kind in ("rerun", "replaced") and (folder / f"{seed}.replaced").exists() and not (folder / seed).exists():
-            said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
-            yield Finding(path, said, False)
-        elif kind == "rerun":
-            # Between its evaluations a forced run renews the lock alone.
-            others = [one for one in (folder / seed, folder / f"{seed}.lock") if one.exists()]
-            if any(_silence(one) < quiet for one in others):
-                continue
-            status = Recorded.read(path).status or "nothing recorded"
-            beside = "the record beside it stands" if (folder / seed).exists() else "there is no other record of it"
-            yield Finding(path, f"a forced run that did not finish ({status}); {beside}")
-        elif kind == "replaced":
-            yield Finding(path, "a record that a forced run was replacing when it was killed")
-        elif kind.startswith("removed"):
-            yield Finding(path, "a record that was being removed")
-        elif kind == "refused":
-            yield Finding(path, "the note of a run that could not start, which nobody took")
+    yield from (Finding(part, "a file that was never completed") for part in _parts(record))
 
 
-def _problems(record: Path, hash_of: Callable[[Mapping[str, Any]], str]) -> list[str]:
+def _beside(path: Path, quiet: float) -> Finding | None:
+    """What is wrong with something beside the records of a hash, or None."""
+    seed, _, kind = path.name.partition(".")
+    if not is_seed(seed) or _silence(path) < quiet:
+        return None
+    record = path.with_name(seed)
+    if kind in ("rerun", "replaced") and path.with_name(f"{seed}.replaced").exists() and not record.exists():
+        said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
+        return Finding(path, said, False)
+    if kind == "rerun":
+        # Between its evaluations a forced run renews the lock alone.
+        others = [one for one in (record, path.with_name(f"{seed}.lock")) if one.exists()]
+        if any(_silence(one) < quiet for one in others):
+            return None
+        status = Recorded.read(path).status or "nothing recorded"
+        beside = "the record beside it stands" if record.exists() else "there is no other record of it"
+        return Finding(path, f"a forced run that did not finish ({status}); {beside}")
+    if kind == "replaced":
+        return Finding(path, "a record that a forced run was replacing when it was killed")
+    if kind.startswith("removed"):
+        return Finding(path, "a record that was being removed")
+    if kind == "refused":
+        return Finding(path, "the note of a run that could not start, which nobody took")
+    return None
+
+
+def _problems(record: Path) -> list[str]:
     """What is wrong with a record, also at a second look: it may have been replaced during the first."""
-    first = problems_of(Recorded.read(record), hash_of)
-    return problems_of(Recorded.read(record), hash_of) if first and record.is_dir() else []
+    first = problems_of(Recorded.read(record))
+    return problems_of(Recorded.read(record)) if first and record.is_dir() else []
 
 
 def _parts(record: Path) -> list[Path]:

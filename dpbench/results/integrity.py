@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -16,19 +16,14 @@ NOT_BEGUN = "status.json is missing"  # the first file that a run writes
 ROUNDING = 1e-6
 
 
-def problems_of(record: Recorded, hash_of: Callable[[Mapping[str, Any]], str]) -> list[str]:
-    """What is wrong with a record, one thing an entry; a run that is under way may lack anything.
-
-    Args:
-        record: to be looked at; its files are read.
-        hash_of: hash of a configuration from the content of its config.yaml.
-    """
+def problems_of(record: Recorded) -> list[str]:
+    """What is wrong with a record, one thing an entry; its files are read. A run under way may lack anything."""
     if not record.exists:
         return [NOT_BEGUN]
     record.complete()
     if record.problems:
         return [in_words({name: problem}) for name, problem in record.problems.items()]
-    found = [*_settings(record, hash_of)]
+    found = [*_settings(record)]
     if record.word != Status.RUNNING:
         found += [*_ledger(record)]
     if record.finished:
@@ -37,14 +32,16 @@ def problems_of(record: Recorded, hash_of: Callable[[Mapping[str, Any]], str]) -
     return found
 
 
-def _settings(record: Recorded, hash_of: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
+def _settings(record: Recorded) -> Iterator[str]:
+    from dpbench.config.recorded import recorded_hash  # takes seconds to import
+
     settings, digest, seed = record.settings, record.folder.parent.name, int(record.folder.name)
     if not settings:
         return
     if settings.get("seed") != seed:
         yield f"config.yaml is of seed {settings.get('seed')}"
     try:
-        found = hash_of(settings)
+        found = recorded_hash(settings)
     except ValueError as error:
         yield f"config.yaml {error}"
         return
