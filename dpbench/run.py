@@ -15,8 +15,8 @@ from dpbench.garbage import uncollected
 with starting(), uncollected():  # torch alone makes half a million objects that stay
     from hydra.errors import HydraException
 
-    from dpbench.cli.command import BAD_INPUT, BEGINS_ANEW, FAILED, GOES_ON, OK, exit_code, run_command
-    from dpbench.cli.flags import folders_of, parse, refuse_launcher, refuse_other_folders, written_out
+    from dpbench.cli.command import BAD_INPUT, BEGINS_ANEW, FAILED, GOES_ON, OK, exit_code, folders_of, run_command
+    from dpbench.cli.flags import parse, refuse_launcher, refuse_other_folders, written_out
     from dpbench.cli.help import help_text
     from dpbench.cli.outcome import complain, keep_table, rows_of, say_what_is_not_kept
     from dpbench.cli.preview import missing_data, print_plan

@@ -112,7 +112,18 @@ class OverridesParser(ArgumentParser):
             UserError: a word is unknown or wrong, or there is no such folder.
         """
         options = self.parse_intermixed_args(typed)
-        folder = options.config_dir
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"-cd {folder}: no such folder")
-        return options, [] if folder is None else [folder.absolute()]
+        return options, folders_of(options)
+
+
+def folders_of(options: Namespace) -> list[Path]:
+    """The folders of options beside the package's, which were typed after -cd.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not options.config_dir:
+        return []
+    folder = Path(options.config_dir)
+    if not folder.is_dir():
+        raise UserError(f"-cd {folder}: no such folder")
+    return [folder.absolute()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -39,8 +38,6 @@ def parse(typed: Sequence[str]) -> Namespace:
         )
     if sum(word == "-cd" or word.partition("=")[0] == "--config-dir" for word in typed) > 1:
         raise UserError(f"-cd {options.config_dir}: expected once")
-    if options.config_dir and not Path(options.config_dir).is_dir():
-        raise UserError(f"-cd {options.config_dir}: no such folder")
     printing = {"--cfg": options.cfg, "--info": options.info, "-sc": options.shell_completion}
     asked = {"-m": options.multirun, "-r": options.run, **printing}
     several = [flag for flag, given in asked.items() if given]
@@ -48,11 +45,6 @@ def parse(typed: Sequence[str]) -> Namespace:
         both = " and ".join(several)
         raise UserError(f"{both}: Hydra does one of these at a time, for one run; leave out {several[0]}")
     return options
-
-
-def folders_of(options: Namespace) -> list[Path]:
-    """The folders of options beside the package's."""
-    return [Path(options.config_dir).absolute()] if options.config_dir else []
 
 
 def written_out(overrides: Sequence[str], *, multirun: bool) -> list[str]:

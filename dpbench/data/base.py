@@ -73,9 +73,10 @@ class Dataset(ABC):
         """Whether the next token is to be predicted; else a sample's class."""
         return False
 
-    @abstractmethod
     def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """So many blank inputs of the largest shape, and targets."""
+        targets = torch.zeros(count, dtype=torch.int64, device=device)
+        return torch.zeros(count, *self.sample_shape, device=device), targets
 
     @abstractmethod
     def inputs(self, samples: Any, root: Path) -> Tensor:

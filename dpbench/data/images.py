@@ -73,11 +73,6 @@ class ImageDataset(Dataset):
         return (self.channels, self.height, self.width)
 
     @override
-    def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        targets = torch.zeros(count, dtype=torch.int64, device=device)
-        return torch.zeros(count, *self.sample_shape, device=device), targets
-
-    @override
     def load(self, root: Path, *, download: bool) -> Splits:
         shapes = (self._shape(self.train_size), self._shape(self.test_size))
         x, y, test_x, test_y = self.source.read(root, shapes, download=download)

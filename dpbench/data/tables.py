@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -46,11 +45,6 @@ class TableDataset(Dataset):
     @override
     def sample_shape(self) -> tuple[int, ...]:
         return (self.features,)
-
-    @override
-    def blank(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        targets = torch.zeros(count, dtype=torch.int64, device=device)
-        return torch.zeros(count, self.features, device=device), targets
 
     @override
     def inputs(self, samples: Any, root: Path) -> Tensor:

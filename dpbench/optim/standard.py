@@ -47,6 +47,7 @@ class Adam(Optimizer):
     """
 
     elementwise: ClassVar[bool] = True
+    _torch_class: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -62,14 +63,11 @@ class Adam(Optimizer):
     @override
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         betas = (self.beta1, self.beta2)
-        return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+        return self._torch_class(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
 
 @dataclass
 class AdamW(Adam):
     """torch.optim.AdamW: Adam with decoupled weight decay."""
 
-    @override
-    def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(parameters, lr=self.lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+    _torch_class = torch.optim.AdamW
