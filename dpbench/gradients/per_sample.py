@@ -230,12 +230,7 @@ class PerSampleGradients(Passes):
 
         So it is in the first one, and where samples have another shape or there are more of them, since what a model
         does may hang on either: another way is then taken if it is wrong. It is found anew for another mode. (A batch
-        in which layers read something new is compared after its pass.)
-
-        Args:
-            points: as for `record`.
-            inputs: as for `record`.
-            targets: as for `record`.
+        in which layers read something new is compared after its pass.) All arguments are as for `record`.
 
         Raises:
             UserError: gradients of this batch are wrong, though those of batches before were right.

@@ -213,18 +213,12 @@ class Replays:
         self._possible = True
 
     def of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
-        """This pass, replayed; None where it is to be launched.
+        """This pass, which `record` launches by its way, replayed; None where it is to be launched.
 
         Now and then a replay is compared with what it stands for, as gradients are with autograd's. Where they differ
         the pass is launched, and the next replay is compared, too: a sample at a kink of the model, as of a ReLU, may
-        have another gradient by rounding alone, but hardly in two batches on end.
-
-        Args:
-            way: of the pass.
-            record: launches the pass by this way.
-            points: as for `PerSampleGradients.record`.
-            inputs: as for `PerSampleGradients.record`.
-            targets: as for `PerSampleGradients.record`.
+        have another gradient by rounding alone, but hardly in two batches on end. Points and samples are as for
+        `PerSampleGradients.record`.
 
         Raises:
             UserError: two replays on end, of which there were some before, computed something else.

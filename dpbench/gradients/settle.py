@@ -54,10 +54,7 @@ OWN_USE = "parameter {!r} is used outside of known layers such as nn.Linear, per
 def settle(engine: Passes, inputs: Tensor, targets: Tensor) -> Settled | None:
     """The way for a model, found on the first samples of a batch; None where their gradients are not finite.
 
-    Args:
-        engine: of the model.
-        inputs: as for `Passes.record_by`.
-        targets: as for `Passes.record_by`.
+    Samples are as for `Passes.record_by`.
 
     Raises:
         UserError: the model keeps, or changes itself by, values of its samples; or a backward pass would leave what
@@ -213,21 +210,14 @@ def problem_in_batch(
 ) -> str | None:
     """What is wrong with a way for this batch; None for nothing, `UNDECIDED` where gradients are not finite.
 
-    For random factors c_i, the sum Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain
-    autograd gives for all samples at once: a row that is taken for another sample's shows. The norm of one sample, by
-    the strategies that are taken for so many, is compared with what a sum has of it. A model that mixes samples in
-    large batches alone shows by their losses in half of the batch or alone.
+    Points and samples are as for `Passes.record_by`. For random factors c_i, which follow from the seed, the sum
+    Σ_i c_i G_i is compared with the gradient of Σ_i c_i f(θ; x_i), which plain autograd gives for all samples at once:
+    a row that is taken for another sample's shows. The norm of one sample, by the strategies that are taken for so
+    many, is compared with what a sum has of it. A model that mixes samples in large batches alone shows by their losses
+    in half of the batch or alone.
 
     What deviates is compared once more, elsewhere: where the input of a ReLU is zero but for rounding, both gradients
     of its sample are right, and they differ. Such a place is not met twice, and what is wrong is wrong at both.
-
-    Args:
-        engine: of the model.
-        way: to be compared.
-        points: as for `Passes.record_by`.
-        inputs: as for `Passes.record_by`.
-        targets: as for `Passes.record_by`.
-        seed: of the factors.
     """
     problem = _problem_near(engine, way, points, inputs, targets, seed)
     return (
