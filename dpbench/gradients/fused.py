@@ -33,6 +33,7 @@ from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (
     SAMPLES,
     Compared,
+    Doubts,
     deviation,
     deviation_of_norms,
     deviation_of_sums,
@@ -104,8 +105,8 @@ class FusedGradients(PerSampleGradients):
         self._passes = 0
         self._compared_passes = Compared()
         self._one_by_one = False
-        # Of the runs whose sums were others than those that they get alone when they were last compared.
-        self._doubted: set[PerSampleGradients] = set()
+        # Of the runs' gradients, whether their sums are those that they get alone.
+        self._doubts = Doubts()
 
     def objection(self, inputs: Tensor, targets: Tensor) -> str | None:
         """Why this model's seeds can't share a pass; None where they can, which is tried out on these samples.
@@ -215,7 +216,7 @@ class FusedGradients(PerSampleGradients):
             _, (inputs, targets) = pieces[0]
             rows = len(pieces) * max(len(targets) for _, (_, targets) in pieces)
             known = self._compared_passes.has_like(inputs, targets) and self._compared_passes.has_read(self.reads)
-            doubted = any(share.request.gradients in self._doubted for share, _ in pieces)
+            doubted = any(share.request.gradients in self._doubts for share, _ in pieces)
             again = known and (is_due(self._passes) or doubted)
             if again or not known or rows > self._compared_passes.most:
                 together = self._compared_with_alone(pieces, together, again)
@@ -234,29 +235,28 @@ class FusedGradients(PerSampleGradients):
 
         In the first pass, and the first for a shape of samples, for so many or in which a layer reads something new, of
         which nothing has been used, seeds then go on one by one. Where such passes are compared again, a run gets what
-        it would get alone, and the next pass is compared, too: a sample at a kink of the model, as of a ReLU, may have
-        another gradient by rounding alone, but hardly in two passes on end, which is the run's error.
+        it would get alone, and the next pass is compared, too (`Doubts`); where that deviates as well, it is the run's
+        error.
         """
         outcomes = list(together)
         for place, ((share, piece), found) in enumerate(zip(pieces, together, strict=True)):
             if found is None:
                 continue
-            gradients = share.request.gradients
             try:
                 problem = self._problem_with(share.request, piece, found, again)
             except Exception as error:
                 if not may_be_out_of_memory(error, len(piece[1])):
                     share.error = error
                 continue
+            wrong = self._doubts.note(share.request.gradients, deviates=problem is not None)
             if problem is None:
-                self._doubted.discard(gradients)
-            elif gradients in self._doubted:
+                continue
+            if wrong:
                 share.error = UserError(
                     f"a pass that several seeds share gives one what it would not get alone ({problem}), and so maybe "
                     "did some before it; train anew, one seed after the other, with fuse_seeds=false and force=true"
                 )
             elif again:
-                self._doubted.add(gradients)
                 outcomes[place] = None
             else:
                 warnings.warn(f"seeds computed one by one ({problem})", PlainWarning, stacklevel=2)

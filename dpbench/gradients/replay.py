@@ -20,7 +20,7 @@ from dpbench.errors import UserError
 from dpbench.gradients.buffers import Buffers, buffers_kept
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.tape import Tape, not_finite
-from dpbench.gradients.verify import is_due, modes_of
+from dpbench.gradients.verify import Doubts, is_due, modes_of
 from dpbench.gradients.way import Books, Way
 from dpbench.query import Point
 
@@ -205,8 +205,7 @@ class Replays:
         self._launched: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Replay] = {}
         self._kept: list[Tensor] = []
-        # Whose last replay computed something else than the pass.
-        self._doubted: set[Hashable] = set()
+        self._doubts = Doubts()
         self._pool: Pool = None
         # Samples at all points of the largest one, whose memory the others use, too.
         self._largest = 0
@@ -216,8 +215,7 @@ class Replays:
         """This pass, which `record` launches by its way, replayed; None where it is to be launched.
 
         Now and then a replay is compared with what it stands for, as gradients are with autograd's. Where they differ
-        the pass is launched, and the next replay is compared, too: a sample at a kink of the model, as of a ReLU, may
-        have another gradient by rounding alone, but hardly in two batches on end. Points and samples are as for
+        the pass is launched, and the next replay is compared, too (`Doubts`). Points and samples are as for
         `PerSampleGradients.record`.
 
         Raises:
@@ -225,61 +223,65 @@ class Replays:
         """
         if not self._possible:
             return None
-        with _on_its_device(inputs):
-            return self._of(way, record, points, inputs, targets)
-
-    def _of(self, way: Way, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay | None:
         flat = self._flat
         query = tuple((point.weight, point.iterate is flat.vector) for point in points)
         key = (way, modes_of(self._model), query, *map(_layout, (inputs, targets, flat.vector)))
-        if key not in self._recorded:
-            self._launched[key] += 1
-            if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES:
+        with _on_its_device(inputs):
+            if key not in self._recorded and not self._record(key, record, points, inputs, targets):
                 return None
-            size = len(points) * len(targets)
-            if size > self._largest and not _room():
-                return None
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            # What is not trained stays where it is, too, though the model may get other tensors in its place.
-            buffers = list(self._model.buffers())
-            self._kept += [*buffers, *(p for p in self._model.parameters() if not p.requires_grad)]
-            try:
-                with _waiting_refused(), buffers_kept(self._model):
-                    record(points, inputs, targets)
-                    if any(now is not own for now, own in zip(self._model.buffers(), buffers, strict=True)):
-                        raise RuntimeError(
-                            "a pass puts other tensors in the place of buffers, which a replay would not"
-                        )
-                with _undone_if_it_fails(), buffers_kept(self._model):
-                    self._recorded[key] = Replay(record, flat, points, inputs, targets, self._pool)
-            except Exception:  # what can't be replayed, for this or that it waits for the GPU, or memory ran out
-                self._give_up()
-                return None
-            self._largest = max(self._largest, size)
-        replay = self._recorded[key]
-        if not is_due(replay.replays + 1) and key not in self._doubted:
+            replay = self._recorded[key]
+            if is_due(replay.replays + 1) or key in self._doubts:
+                return self._compared(key, record, points, inputs, targets)
             return replay(points, inputs, targets)
+
+    def _record(self, key: Hashable, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> bool:
+        """Record a pass if it has come up often enough and there is room; whether it is recorded."""
+        self._launched[key] += 1
+        if self._launched[key] <= LAUNCHED or len(self._recorded) >= MOST_SIZES:
+            return False
+        size = len(points) * len(targets)
+        if size > self._largest and not _room():
+            return False
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # What is not trained stays where it is, too, though the model may get other tensors in its place.
+        buffers = list(self._model.buffers())
+        self._kept += [*buffers, *(p for p in self._model.parameters() if not p.requires_grad)]
+        try:
+            with _waiting_refused(), buffers_kept(self._model):
+                record(points, inputs, targets)
+                if any(now is not own for now, own in zip(self._model.buffers(), buffers, strict=True)):
+                    raise RuntimeError("a pass puts other tensors in the place of buffers, which a replay would not")
+            with _undone_if_it_fails(), buffers_kept(self._model):
+                self._recorded[key] = Replay(record, self._flat, points, inputs, targets, self._pool)
+        except Exception:  # what can't be replayed, for this or that it waits for the GPU, or memory ran out
+            self._give_up()
+            return False
+        self._largest = max(self._largest, size)
+        return True
+
+    def _compared(
+        self, key: Hashable, record: Record, points: Sequence[Point], inputs: Tensor, targets: Tensor
+    ) -> Replay | None:
+        """A pass, replayed and compared with itself, launched; None where they differ, and buffers are as before."""
+        replay = self._recorded[key]
         before = Buffers(self._model)
         replay(points, inputs, targets)
         after = Buffers(self._model)
         before.restore()
         with buffers_kept(self._model):
             deviates = replay.deviates_from(record(points, inputs, targets))
-        if not deviates:
-            after.restore()
-            self._doubted.discard(key)
-            return replay
-        if key in self._doubted:
+        if self._doubts.note(key, deviates=deviates):
             raise UserError(
                 "replaying the model's passes gives other gradients than the passes themselves, and maybe gave them "
                 "before: what it computes must follow from its parameters, buffers and input alone; change that, and "
                 "train anew with force=true"
             )
+        if not deviates:
+            after.restore()
+            return replay
         if replay.replays == 1:
             self._give_up()
-        else:
-            self._doubted.add(key)
         return None
 
     def _give_up(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -80,6 +80,30 @@ class Compared:
     def load_state_dict(self, state: State) -> None:
         """Go on as the state was saved."""
         self.most, self._shapes, self._reads = state["most"], set(state["shapes"]), set(state["reads"])
+
+
+class Doubts:
+    """What deviated from what it stands for when it was last compared with it.
+
+    That may be by rounding alone: a sample at a kink of the model, as of a ReLU, then has another gradient. But hardly
+    in two passes on end, so what is in doubt is compared again the next time.
+    """
+
+    def __init__(self) -> None:
+        self._doubted: set[Hashable] = set()
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether this one did, and is to be compared again."""
+        return key in self._doubted
+
+    def note(self, key: Hashable, *, deviates: bool) -> bool:
+        """Note whether this one deviates now; returns whether it is wrong, as it did so the last time, too."""
+        wrong = deviates and key in self._doubted
+        if deviates:
+            self._doubted.add(key)
+        else:
+            self._doubted.discard(key)
+        return wrong
 
 
 def _of_samples(inputs: Tensor, targets: Tensor) -> Shapes:
