@@ -58,10 +58,9 @@ def promise(
         if correlated
         else ""
     )
-    # 1/N itself is common, and may be a little more in floating point.
     weak = (
         f" A delta above 1/{size} promises little: releasing one sample outright would satisfy it."
-        if delta * size > 1 + 1e-9
+        if promises_little(delta, size)
         else ""
     )
     seen = "after its only step" if steps == 1 else f"at every one of its {steps} steps"
@@ -71,6 +70,11 @@ def promise(
         f"Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
         f"{also}{together}{weak}"
     )
+
+
+def promises_little(delta: float, size: int) -> bool:
+    """Whether delta is above 1/N; that itself is common, and may be a little more in floating point."""
+    return delta * size > 1 + 1e-9
 
 
 def circumstances(search: tuple[float, float] | None, published: float | None, unmet: Sequence[str] = ()) -> str:

@@ -9,9 +9,17 @@ from typing import Any
 from dpbench.privacy.accountants import Account, epsilon
 from dpbench.privacy.plan import Part, Plan, Release, Repeat
 
+# Two accounts of the same releases differ by no more.
+ROUNDING = 1e-6
+
 
 class BudgetError(RuntimeError):
     """A release that the plan does not contain was asked for."""
+
+
+def exceeds(spent: float, target: float) -> bool:
+    """Whether an eps is more than its target, and not by rounding alone."""
+    return spent > target * (1 + ROUNDING)
 
 
 class Ledger:

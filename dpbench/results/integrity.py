@@ -12,8 +12,6 @@ from dpbench.tracking.reading import Recorded, in_words, releases_in
 from dpbench.tracking.status import Status
 
 NOT_BEGUN = "status.json is missing"  # the first file that a run writes
-# What rounding may leave between an eps and its target.
-ROUNDING = 1e-6
 
 
 def problems_of(record: Recorded) -> list[str]:
@@ -86,6 +84,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _ledger(record: Recorded) -> Iterator[str]:
     """What the ledger says, and whether the summary says the same."""
+    from dpbench.privacy.ledger import exceeds  # takes seconds to import
+
     ledger, summary = record.ledger, record.summary
     if not ledger:
         return
@@ -102,7 +102,7 @@ def _ledger(record: Recorded) -> Iterator[str]:
         yield f"summary.json has noise_multiplier {summary['noise_multiplier']}, ledger.json {multipliers.pop()}"
     # A publication's own arithmetic may allow for more; then its eps is the one that was to be kept.
     allowed = ledger["published_eps"] if ledger.get("published_eps") is not None else spent
-    if allowed is not None and target is not None and float(allowed) > float(target) * (1 + ROUNDING):
+    if allowed is not None and target is not None and exceeds(float(allowed), float(target)):
         yield f"ledger.json spends eps {allowed} of {target}"
 
 

@@ -9,7 +9,7 @@ from dpbench.config.schema import RunConfig
 from dpbench.errors import UserError
 from dpbench.privacy import Calibration, Ledger, calibrate, calibrated, epsilon
 from dpbench.privacy.accountants import LARGEST_MULTIPLIER, least_epsilon
-from dpbench.privacy.guarantee import statement, tail_of
+from dpbench.privacy.guarantee import promises_little, statement, tail_of
 from dpbench.privacy.published import RULES, Setting
 from dpbench.privacy.search import calibrate_search, calibrated_search, search_cost, search_of
 from dpbench.wording import number_of
@@ -191,8 +191,7 @@ def in_words(config: RunConfig, found: Budget) -> str:
     runs = config.privacy.search_runs
     of_search = "" if runs is None else f" of a search with {runs:g} runs expected, {found.eps:.4g} of this one"
     size = config.dataset.train_size
-    # 1/N itself is common, and may be a little more in floating point.
-    little = f" (above 1/{size}, which promises little)" if config.delta_value * size > 1 + 1e-9 else ""
+    little = f" (above 1/{size}, which promises little)" if promises_little(config.delta_value, size) else ""
     taken = f"noise multiplier {found.noise_multiplier:.4f}{_scaled(config)}"
     over = f"over {number_of(config.steps, 'step')}"
     by = f"{config.privacy.sampler}, {config.privacy.valid_accountant}"

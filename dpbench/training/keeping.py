@@ -195,7 +195,7 @@ class Keeper:
                 self.set_aside(step, str(error))
                 training = begin(None)
                 continue
-            self._refuse_otherwise(training, step)
+            self.repeats.take_over(Published.read(self._record.folder), training.parts, step)
             same = content["conditions"] == self.repeats.conditions(training.parts)
             self._since = content["since"] if same else step
             self._say(f"  goes on after step {step} of {self._config.steps}")
@@ -212,7 +212,7 @@ class Keeper:
         Raises:
             UserError: it would make others.
         """
-        self._refuse_otherwise(training, 0)
+        self.repeats.take_over(Published.read(self._record.folder), training.parts, 0)
         seen = self.repeats.seen
         first, own = seen.noise_multiplier, _first_multiplier(training.ledger)
         if seen.step and first is not None and not math.isclose(first, own, rel_tol=SAME_MULTIPLIER):
@@ -227,9 +227,6 @@ class Keeper:
         """
         aside = Checkpoints(self._record.folder).set_aside(step)
         self._say(f"  the checkpoint of step {step} {' '.join(why.split())}; set aside as {aside}")
-
-    def _refuse_otherwise(self, training: Training, step: int) -> None:
-        self.repeats.take_over(Published.read(self._record.folder), training.parts, step)
 
     def _require_as_many_processes(self, count: int, step: int) -> None:
         """A run goes on in as many processes as its checkpoint is of; unless something was seen it may begin anew."""

@@ -7,12 +7,10 @@ from typing import Any
 
 from dpbench.config import RunConfig
 from dpbench.privacy import Ledger
+from dpbench.privacy.ledger import exceeds
 from dpbench.training.budget import Budget, search_eps
 from dpbench.training.loop import Metrics, to_digits
 from dpbench.training.resume import Training
-
-# Two accounts of the same releases differ by no more.
-ROUNDING = 1e-6
 
 
 def why_invalid(config: RunConfig, ledger: Ledger) -> str | None:
@@ -20,7 +18,7 @@ def why_invalid(config: RunConfig, ledger: Ledger) -> str | None:
     if not ledger.complete():
         return f"{len(ledger)} of {len(ledger.plan)} planned releases were made"
     eps, spent = config.eps, ledger.epsilon()
-    if config.privacy.published is None and spent > eps * (1 + ROUNDING):
+    if config.privacy.published is None and exceeds(spent, eps):
         return f"eps={spent:.4g} was spent, more than eps={eps:g}: its noise was calibrated by another account"
     return None
 
