@@ -86,7 +86,7 @@ def test_what_only_some_runs_need_is_not_imported_at_the_start():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["run", "results.__main__", "data.__main__", "reproduce", "cli.privacy"])
+@pytest.mark.parametrize("module", ["run", "results.__main__", "data.__main__", "reproduce", "privacy.__main__"])
 def test_every_command_tells_its_version(module, capsys):
     assert importlib.import_module(f"dpbench.{module}").main(["--version"]) == 0
     assert capsys.readouterr().out == f"dpbench {__version__}\n"

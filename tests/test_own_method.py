@@ -8,8 +8,8 @@ import torch
 from cli import PLAIN, ROOT, read, records, run, started, status, write_option
 from documented_examples import OWN_METHOD, typed, write_own_method
 
-from dpbench.cli.privacy import main as privacy
 from dpbench.config import compose_jobs, config_hash, resolved
+from dpbench.privacy.__main__ import main as privacy
 from dpbench.run import main as dpbench_run
 
 README = (ROOT / "README.md").read_text()

@@ -12,8 +12,8 @@ from dp_accounting import get_epsilon_gaussian
 from helpers import assembled, composed
 
 from dpbench.audit.tap import Tap
-from dpbench.cli.privacy import main
 from dpbench.privacy import calibrate
+from dpbench.privacy.__main__ import main
 from dpbench.privacy.gaussian import SecureGaussian
 from dpbench.privacy.guarantee import statement
 from dpbench.privacy.tuning import RandomStopping
