@@ -47,7 +47,7 @@ class Cosine(Schedule):
 
     @override
     def factor(self, step: int, steps: int) -> float:
-        warm = math.ceil(self.warmup * steps)
+        warm = math.ceil(round(self.warmup * steps, 9))  # 0.07 * 100 is above 7
         if step < warm:
             return (step + 1) / warm
         progress = (step - warm) / max(1, steps - warm)

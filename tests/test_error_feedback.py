@@ -187,3 +187,10 @@ def test_an_error_whose_square_is_beyond_float32_still_comes_back():
     clip.feed_back(total, torch.zeros(2), 1.0, 10.0)
     torch.testing.assert_close(total, 10 * 2.0 * torch.tensor([0.6, -0.8]))
     torch.testing.assert_close(clip.state_dict()["error"], torch.tensor([3e24, -4e24]))
+
+
+@pytest.mark.parametrize(("ratio", "factor"), [(1.0, math.sqrt(3)), (4.0, 3.0), (12.0, 5.0)])
+def test_noise_is_made_for_the_published_factor_at_every_ratio(ratio, factor):
+    """dc_sgd.md, appendix A: sigma^2 (1 + 2 C_2/C_1) times C_1^2."""
+    step = assembled(composed("algo=dicesgd", "threshold.norm=0.5", f"clip.ratio={ratio}"), noise_multiplier=2.0).step
+    assert step.noise_std(0, 0.5) == pytest.approx(2.0 * 0.5 * factor / step.expected_batch, rel=1e-12)

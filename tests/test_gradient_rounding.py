@@ -1,13 +1,19 @@
 """Norms that hold where parts of a sample cancel, and where numbers are near the largest there is."""
 
+import math
+
 import pytest
 import torch
+from draws import generator
 from gradient_checks import cross_entropy, restricted
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.request import Request
+from dpbench.gradients.summands import Factored, Tied
+from dpbench.gradients.tape import Tape, not_finite
+from dpbench.gradients.uses import Lookup, Outer, Strategy, Term
 from dpbench.query import Point
 
 pytestmark = [
@@ -123,3 +129,60 @@ def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(s
     assert with_it.norms.isinf().tolist() == [False] * 17 + [True] * broken
     assert float((with_it.total - without.total).norm()) < 1.001
     assert float((with_it.remainder - without.remainder).norm()) < 1.001
+
+
+def test_norms_in_double_precision_are_not_below_what_that_may_have_lost():
+    """Two tokens whose outer products cancel but for one number's last bit: a clip that normalises keeps its bound."""
+    a = torch.randn(400, 1, 48, generator=generator(1)).repeat(1, 2, 1)
+    a[:, 1, 0] = torch.nextafter(a[:, 1, 0], torch.tensor(math.inf))
+    b = torch.randn(400, 1, 5, generator=generator(2)) * torch.tensor([1.0, -1.0]).view(1, 2, 1)
+    exact = torch.linalg.matrix_norm(torch.einsum("btp,btd->bpd", b.double(), a.double()))
+    assert (exact > 0).all()
+    model = nn.Linear(48, 5, bias=False)
+    summand = Factored(Outer(((5, 48),)), Strategy("gram"))
+    summand.add(Term(a, b), summand.use)
+    tape = Tape(torch.zeros(400), FlatParameters(model), {(model.weight,): summand}, {model.weight: 0})
+    assert bool(tape.doubtful())
+    tape.refine()
+    norms = tape.norms()[0].double()
+    assert ((exact / norms)[norms > 0] <= 1.001).all()
+
+
+def test_norms_that_are_right_stay_bit_for_bit_beside_one_that_is_doubtful():
+    """Else one sample would change what all others add, by rounding, beyond its own bound."""
+    a, b = torch.randn(30, 2, 48, generator=generator(1)), torch.randn(30, 2, 5, generator=generator(2))
+    a[0, 1], b[0, 1] = a[0, 0], -b[0, 0] * (1 + 2**-20)
+    model = nn.Linear(48, 5, bias=False)
+
+    def norms(first):
+        summand = Factored(Outer(((5, 48),)), Strategy("gram"))
+        summand.add(Term(a[first:], b[first:]), summand.use)
+        own = {(model.weight,): summand}
+        tape = Tape(torch.zeros(30 - first), FlatParameters(model), own, {model.weight: 0})
+        if bool(tape.doubtful()):
+            tape.refine()
+            assert first == 0
+        return tape.norms()[0]
+
+    assert torch.equal(norms(0)[1:], norms(1))
+
+
+def test_a_table_that_is_a_linear_layer_too_has_its_norm_in_double_precision():
+    """Rows of the lookup nearly cancel those of the outer product; against the whole gradient, made in float64."""
+    ids, a = torch.tensor([[0], [3], [2]]), torch.randn(3, 1, 6, generator=generator(1))
+    onto = torch.zeros(3, 1, 4).scatter_(2, ids.unsqueeze(2), 1.0)
+    lookup = -a * (1 + 2**-18)
+    tied = Tied()
+    tied.add(Term(ids, lookup), Lookup(((4, 6),)))
+    tied.add(Term(a, onto), Outer(((4, 6),)))
+    whole = torch.einsum("btv,btd->bvd", onto.double(), a.double())
+    whole.scatter_add_(1, ids.unsqueeze(2).expand(-1, -1, 6), lookup.double())
+    found = tied.squares(precise=True).whole
+    torch.testing.assert_close(found, whole.square().sum((1, 2)), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
+def test_one_number_beyond_all_numbers_is_not_finite(broken):
+    fine = torch.tensor([3e38, -3e38, 1.0])
+    assert not bool(not_finite([fine, fine]))
+    assert bool(not_finite([fine, torch.tensor([1.0, broken])]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli import read, records, run, status
+from cli import only_record, read, records, run, status
 from made_up_papers import SEARCH, TABLE, loaded
 from made_up_papers import record as made_up
 from results_command import age_by, change, results
@@ -368,3 +368,48 @@ def test_a_record_whose_entries_lack_what_they_are_of_is_kept_aside_and_its_run_
     assert run(store).code == 0
     assert status(record) == "finished"
     assert (store / "quarantine" / record.parent.name / record.name).is_dir()
+
+
+@pytest.mark.parametrize("word", ["failed", "interrupted", "diverged", "invalid"])
+def test_files_of_a_run_that_ended_early_contradict_each_other_all_the_same(store, record, word):
+    change(record, "status.json", lambda _: {"status": word})
+    edited("summary.json", eps=7.5)(record)
+    age_by(store, 7200)
+    outcome = results(store, "check")
+    assert outcome.code == 1
+    assert "summary.json has eps 7.5, ledger.json 7.99" in outcome.out
+
+
+@pytest.mark.parametrize(("entry", "factor"), [("target_eps", 1.001), ("delta", 1.001), ("target_eps", 1 - 1e-6)])
+def test_an_entry_that_is_hardly_another_is_another(store, record, entry, factor):
+    for name in ("ledger.json", "summary.json"):
+        change(record, name, lambda content: content.update({entry: content[entry] * factor}))
+    age_by(store, 7200)
+    out = results(store, "check").out
+    assert f"ledger.json has {entry} " in out
+    assert f"summary.json has {entry} " in out
+
+
+def test_one_release_at_another_sampling_rate_is_found_among_right_ones(store, record):
+    def split(content):
+        (entry,) = content["releases"]
+        content["releases"] = [entry | {"count": entry["count"] - 1}, entry | {"count": 1, "sampling_rate": 0.5}]
+
+    change(record, "ledger.json", split)
+    age_by(store, 7200)
+    assert "ledger.json has sampling rates 0.04" in results(store, "check").out
+
+
+def test_a_summary_by_another_accountant_than_the_ledger_is_found(store, record):
+    edited("summary.json", accountant="gdp")(record)
+    age_by(store, 7200)
+    assert "summary.json has accountant gdp, ledger.json rdp" in results(store, "check").out
+
+
+def test_a_multiplier_that_was_given_is_that_of_the_record(tmp_path):
+    assert run(tmp_path, "privacy.noise_multiplier=4.0").code == 0
+    record = only_record(tmp_path)
+    edited("summary.json", noise_multiplier=2.0)(record)
+    change(record, "ledger.json", lambda content: content["releases"][0].update(noise_multipliers=[2.0]))
+    age_by(tmp_path, 7200)
+    assert "summary.json has noise_multiplier 2.0, config.yaml 4.0" in results(tmp_path, "check").out

@@ -346,3 +346,29 @@ def test_settings_out_of_range_are_refused(make, field):
     with pytest.raises(UserError) as error:
         make()
     assert error.value.field == field
+
+
+def test_galore_projects_square_matrices_on_the_right_as_its_authors_do():
+    """galore_projector.py: where there are as many rows as columns or more, the right singular vectors are taken."""
+    model = nn.Linear(5, 5, bias=False, dtype=torch.float64)
+    gradient = normal(25, seed=4)
+    descent = Descent(GaLore(lr=0.1, rank=2, floor=1e-12), model=model)
+    found = descent.run(gradient[None])
+    (state,) = descent.optimizer.state.values()
+    right = np.linalg.svd(gradient.view(5, 5).numpy())[2][:2].T
+    np.testing.assert_allclose(np.abs(right.T @ state["projector"].numpy()), np.eye(2), atol=1e-9)
+    # The first step of Adam is lr times the signs of what is projected.
+    projected = gradient.view(5, 5).numpy() @ right
+    np.testing.assert_allclose((found[1] - found[0]).view(5, 5), -0.1 * np.sign(projected) @ right.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("rank", [2, 3, 9])
+def test_the_scale_of_galore_is_that_of_all_projected_parameters(rank):
+    """Also of those that are only rotated, since the rank is no less than their shorter side; of no vector."""
+    gradients, changes = normal(4, 18), []
+    for scale in (1.0, 0.25):
+        iterates = Descent(GaLore(rank=rank, scale=scale), model=nn.Linear(5, 3, dtype=torch.float64)).run(gradients)
+        changes.append(iterates[1:] - iterates[0])
+    whole, scaled = changes
+    torch.testing.assert_close(scaled[:, :15], 0.25 * whole[:, :15], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(scaled[:, 15:], whole[:, 15:], rtol=1e-9, atol=1e-12)

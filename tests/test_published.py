@@ -247,3 +247,12 @@ def test_a_run_that_records_a_release_less_is_invalid(tmp_path, monkeypatch):
     monkeypatch.setattr(Ledger, "record", forgetful)
     assert run(tmp_path).code == 1
     assert read(only_record(tmp_path), "status.json")["status"] == "invalid"
+
+
+def test_a_given_multiplier_is_held_against_the_conditions_at_the_eps_that_it_states():
+    """adp.md, A1: at a normalised budget of 0.8, which 8.155/0.8 states, all conditions hold; at 6.4 they do not."""
+    fixed = ("dataset=cifar10", "model=cnn5", "batch_size=256", "epochs=60", "delta=1e-5", "optim=sgd", "eps=102.4")
+    given = ("privacy.published=adp_theorem", f"privacy.noise_multiplier={8.155 / 0.8}")
+    found = budget(composed(*fixed, *AS_RUN, *given))
+    assert found.published_eps == pytest.approx(12.8, rel=1e-3)
+    assert found.unmet == ()

@@ -1,6 +1,7 @@
 """Samplers: what a batch holds, and what is remembered between batches."""
 
 import math
+from fractions import Fraction
 from unittest.mock import patch
 
 import pytest
@@ -263,7 +264,6 @@ def test_each_scheme_has_its_sampler():
         (POISSON, 60_000, 1000, 25, 1500),
         (POISSON, 50_000, 256, 60, 11_719),
         (FIXED_SIZE, 50_000, 256, 60, 11_719),
-        (POISSON, 1000, 300, 0.9, 3),  # 0.9 / 0.3 is above 3 in floating point
         # adp.md 2.7: 196 batches an epoch, the last of them smaller.
         (SHUFFLED, 50_000, 256, 60, 11_760),
         (CYCLIC, 50_000, 256, 0.5, 98),
@@ -271,3 +271,17 @@ def test_each_scheme_has_its_sampler():
 )
 def test_steps_of_so_many_passes(scheme, size, batch, epochs, steps):
     assert steps_of(scheme, size, batch, epochs) == steps
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size", "batch", "epochs"),
+    [
+        (POISSON, 60_000, 600, "0.07"),  # 0.07 x 100 is above 7 in floating point
+        (POISSON, 50_000, 500, "0.29"),  # 0.29 x 100 is below 29
+        (CYCLIC, 59_990, 600, "0.14"),
+        (POISSON, 60_000, 600, "1.1"),
+    ],
+)
+def test_what_rounding_adds_to_a_part_of_a_pass_is_no_step(scheme, size, batch, epochs):
+    per_pass = math.ceil(Fraction(size, batch)) if scheme.passes else Fraction(size, batch)
+    assert steps_of(scheme, size, batch, float(epochs)) == math.ceil(Fraction(epochs) * per_pass)

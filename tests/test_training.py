@@ -1,3 +1,4 @@
+import hashlib
 import math
 import random
 from dataclasses import replace
@@ -410,3 +411,30 @@ def test_an_own_optimizer_that_reads_what_has_no_noise_is_refused():
 def test_an_own_clip_that_feeds_back_has_no_proven_eps():
     assert composed().uncertified is None
     assert replace(composed(), clip=FeedingBack()).uncertified is not None
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "warm"), [(0.05, 25, 2), (0.1, 21, 3), (0.05, 3, 1), (0.25, 10, 3), (0.07, 100, 7)]
+)
+def test_a_part_of_a_step_of_warm_up_is_a_whole_one(share, steps, warm):
+    factors = [Cosine(warmup=share).factor(step, steps) for step in range(steps)]
+    assert factors[:warm] == pytest.approx([(step + 1) / warm for step in range(warm)])
+    assert factors[warm] == 1
+    assert all(later < earlier for earlier, later in zip(factors[warm:], factors[warm + 1 :], strict=False))
+
+
+def test_each_source_of_a_run_draws_from_the_stream_of_its_name():
+    """Else the noise would follow from which samples were drawn, and records would not be those of other versions."""
+    config = composed("seed=3", "augmentation=none")
+    parts = assembled(config, noise_multiplier=1.0)
+    progress = Progress.start(config, config.dataset.load(Path("nowhere"), download=False))
+    sources = {
+        "noise": parts.step.noise_source.generator,
+        "side": parts.step.side_source.generator,
+        "sampling": progress.draws.generator,
+        "augmentation": progress.augmenting,
+    }
+    for name, found in sources.items():
+        digest = hashlib.sha256(f"3/{name}/{config_hash(config)}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "big", signed=True)
+        assert torch.equal(found.get_state(), torch.Generator().manual_seed(seed).get_state()), name

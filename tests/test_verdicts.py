@@ -794,3 +794,29 @@ def test_the_rules_are_sensitive_to_their_parts(world, monkeypatch, break_it, se
 def test_a_cell_asks_for_its_own_seeds(world):
     cell: Cell = world.artefact().cells[0]
     assert world.evidence.measure(cell, None).wanted == 3
+
+
+@pytest.mark.parametrize("which", ["new", "old"])
+def test_accounting_differs_by_the_search_behind_either_number_of_a_pair_or_a_difference(world, which):
+    world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
+    world.runs("dataset=digits algo=dpsgd eps=1", 55, 55, 55)
+    artefact = world.artefact(ABOVE % ", at: {eps: 1}")
+    (cell,) = artefact.select({"method": (which,), "eps": ("1",)})
+    path = path_of(world.evidence.results_dir, artefact.paper, artefact.name)
+    write_computed(path, Computed(spent={cell.place: 1.7}), {})
+    findings = examine(artefact, world.evidence).findings
+    (gain,) = (finding for finding in findings if finding.claim.startswith("method gain, eps 1:"))
+    for finding in (gain, findings[-1]):
+        assert finding.outcome == Outcome.ACCOUNTING_DIFFERS
+        assert finding.detail.startswith("all runs of a search for eps=1 spend 1.7; ")
+
+
+@pytest.mark.parametrize(("printed", "outcome"), [("5", Outcome.BELOW), ("-5", Outcome.REPRODUCED)])
+def test_a_gain_that_came_out_as_a_loss_is_none(world, printed, outcome):
+    world.runs("dataset=digits algo=disk eps=1", 55, 55, 55)
+    world.runs("dataset=digits algo=dpsgd eps=1", 60, 60, 60)
+    artefact = world.artefact(change=lambda text: text.replace("gain   | 5 ", f"gain   | {printed} "))
+    findings = examine(artefact, world.evidence).findings
+    (gain,) = (finding for finding in findings if finding.claim.startswith("method gain, eps 1:"))
+    assert gain.outcome == outcome
+    assert gain.detail.startswith("-5.00 points over 3 runs")
