@@ -66,16 +66,22 @@ def is_own(kind: type) -> bool:
 
 
 def forgotten(stage: Stage, fresh: Stage) -> list[str]:
-    """Attributes that a stage has changed while it ran, and that a run which goes on would not find: it gives no state.
+    """Attributes that a stage has changed while it ran, and that a run which goes on would not find, by their names.
+
+    None of a stage whose class writes its state itself, which may have them in another form.
 
     Args:
         stage: that has run.
         fresh: as it was before its first step.
     """
-    if stage.remembers or type(stage).state_dict is not Stage.state_dict:
+    if type(stage).state_dict is not Stage.state_dict:
         return []
     before = vars(fresh)
-    return [name for name, value in vars(stage).items() if name not in before or _differ(value, before[name])]
+    return [
+        name
+        for name, value in vars(stage).items()
+        if name not in stage.remembers and (name not in before or _differ(value, before[name]))
+    ]
 
 
 def _differ(one: Any, other: Any) -> bool:

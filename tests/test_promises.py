@@ -110,7 +110,7 @@ class OfTheBatch(GroupClip):
 
 @dataclass
 class Remembering(GroupClip):
-    remembers: bool = True
+    keeps: bool = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -118,7 +118,7 @@ class Remembering(GroupClip):
 
     def _factors(self, norms, bound):
         factors = (bound / norms.clamp(min=1e-15)).clamp(max=1) / (1 + self._largest)
-        self._largest = max(self._largest, float(norms.max())) if self.remembers else 0.0
+        self._largest = max(self._largest, float(norms.max())) if self.keeps else 0.0
         return factors
 
 
@@ -262,8 +262,8 @@ class Called(Bare):
         ("clip", "OfTheBatch", "clip.of='norms.median()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='norms.max()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='torch.ones(1)'", None),
-        ("clip", "Remembering", "clip.remembers=false", None),
-        ("clip", "Remembering", "clip.remembers=true", "at threshold 0.001 depends on gradients before it"),
+        ("clip", "Remembering", "clip.keeps=false", None),
+        ("clip", "Remembering", "clip.keeps=true", "at threshold 0.001 depends on gradients before it"),
         ("query", "Weighted", "query.weight=2", None),
         ("query", "Weighted", "query.weight=1", None),
         ("query", "Weighted", "query.weight=0", "not 0"),

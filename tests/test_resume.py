@@ -143,7 +143,16 @@ class Naming(Forgetful):
     remembers = ("last", "steps")
 
 
-@pytest.mark.parametrize(("kind", "warned"), [(Forgetful, ["last", "steps"]), (Remembering, []), (Naming, [])])
+@dataclass
+class NamingOne(Forgetful):
+    """The same but for one of them."""
+
+    remembers = ("last",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "warned"), [(Forgetful, ["last", "steps"]), (NamingOne, ["steps"]), (Remembering, []), (Naming, [])]
+)
 def test_a_stage_that_would_forget_is_named_at_the_first_checkpoint(tmp_path, kind, warned):
     config = replace(tiny(), filter=kind(), checkpoint=CheckpointTimes(every_steps=2))
     _, said = carried_out(config, tmp_path)
