@@ -292,21 +292,21 @@ def test_help_tells_all_verbs_and_keys(sweep):
 
     outcome = results(sweep, "--help")
     assert outcome.code == 0
-    for verb, keys in VERBS.items():
-        assert f"\n{verb} " in outcome.out
-        assert all(key in outcome.out for key in keys)
+    for name, verb in VERBS.items():
+        assert f"\n{name} " in outcome.out
+        assert all(key in outcome.out for key in verb.options)
 
 
 def test_help_of_a_verb_is_of_that_one_alone(sweep):
     from dpbench.results.arguments import VERBS
 
-    for verb, keys in VERBS.items():
-        shown = results(sweep, verb, "--help").out
-        assert shown.startswith(f"python -m dpbench.results {verb} ")
-        assert {word for word in VERBS if f"dpbench.results {word} " in shown} == {verb}
-        assert [word for word in VERBS if f"\n{word} " in shown] == [verb]
-        assert all(key in shown for key in keys)
-        assert ("SETTING is" in shown) == (verb != "check")
+    for name, verb in VERBS.items():
+        shown = results(sweep, name, "--help").out
+        assert shown.startswith(f"python -m dpbench.results {name} ")
+        assert {word for word in VERBS if f"dpbench.results {word} " in shown} == {name}
+        assert [word for word in VERBS if f"\n{word} " in shown] == [name]
+        assert all(key in shown for key in verb.options)
+        assert ("SETTING is" in shown) == (name != "check")
 
 
 @pytest.mark.parametrize(

@@ -16,40 +16,6 @@ python -m dpbench.results VERB {WHICH} [KEY=VALUE] ...
 What has been recorded below results_dir (default: results). Runs are named by the beginning of their hashes, with
 /SEED if need be, or by their settings, all of which must hold. VERB --help tells of one verb alone.
 """
-# Of each verb: what it takes to say which runs, and what it does with them.
-PURPOSE = {
-    "list": (WHICH, "A table of runs below results_dir (default: results)."),
-    "compare": (
-        f"{WHICH} [vs ...]",
-        "Configurations or groups of runs below results_dir (default: results), side by side.",
-    ),
-    "export": (WHICH, "Writes runs below results_dir (default: results) to a file, or sends them to Weights & Biases."),
-    "check": (
-        "[HASH] ...",
-        "Looks whether the files of records below results_dir (default: results) are whole and agree.",
-    ),
-    "remove": (WHICH, "Removes records below results_dir (default: results), which are shown first."),
-}
-EXAMPLES = {
-    "list": """\
-  python -m dpbench.results list algo=disk eps=8 optim.lr=0.5,1.0 status=finished     a table, the newest first
-  python -m dpbench.results list 'accuracy>0.9' 'age<2d' sort=-accuracy limit=20 columns=optim.lr,filter
-""",
-    "compare": """\
-  python -m dpbench.results compare ddbf d5767                  settings that differ, results as mean ± std over seeds
-  python -m dpbench.results compare algo=disk eps=8 vs algo=dpsgd eps=8
-""",
-    "export": """\
-  python -m dpbench.results export dataset=mnist to=runs.csv    or runs.parquet: a row for each run, all settings
-  python -m dpbench.results export algo=disk to=wandb           to Weights & Biases; once more makes no second run
-""",
-    "check": """\
-  python -m dpbench.results check                               are all files whole, and do they agree?
-""",
-    "remove": """\
-  python -m dpbench.results remove status=failed,interrupted    shows what would go; yes=true removes it
-""",
-}
 SETTINGS = """\
 SETTING is a dotted name (optim.lr), a group (dataset, filter) or one of
   seed, status (running, finished, interrupted, diverged, failed, invalid, damaged), accuracy and best (of the test
@@ -58,40 +24,95 @@ SETTING is a dotted name (optim.lr), a group (dataset, filter) or one of
   provenance.*
 =, != take several values; <, <=, >, >= compare numbers and want quotes in most shells.
 """
-KEYS = {
-    "list": """\
+EXITS = """\
+Exit codes: 0; 1, something is wrong with a record, or W&B failed; 2, bad input; 130, interrupted.
+"""
+BETWEEN = "vs"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What one verb does, and how its help tells it.
+
+    Attributes:
+        which: what it takes to say which runs.
+        purpose: what it does with them.
+        examples: lines of a shell.
+        keys: what its keys are for.
+        options: its keys besides results_dir, with their defaults.
+    """
+
+    which: str
+    purpose: str
+    examples: str
+    keys: str
+    options: dict[str, str] = field(default_factory=dict)
+
+
+VERBS = {
+    "list": Verb(
+        which=WHICH,
+        purpose="A table of runs below results_dir (default: results).",
+        examples="""\
+  python -m dpbench.results list algo=disk eps=8 optim.lr=0.5,1.0 status=finished     a table, the newest first
+  python -m dpbench.results list 'accuracy>0.9' 'age<2d' sort=-accuracy limit=20 columns=optim.lr,filter
+""",
+        keys="""\
 list     sort      a setting, with - before it from the largest (default: age)
          limit     rows at most; 0 for all (default: 50)
          columns   further settings to show
 """,
-    "compare": """\
+        options={"sort": "age", "limit": "50", "columns": ""},
+    ),
+    "compare": Verb(
+        which=f"{WHICH} [vs ...]",
+        purpose="Configurations or groups of runs below results_dir (default: results), side by side.",
+        examples="""\
+  python -m dpbench.results compare ddbf d5767                  settings that differ, results as mean ± std over seeds
+  python -m dpbench.results compare algo=disk eps=8 vs algo=dpsgd eps=8
+""",
+        keys="""\
 compare  without vs, each matching configuration is a column
 """,
-    "export": """\
+    ),
+    "export": Verb(
+        which=WHICH,
+        purpose="Writes runs below results_dir (default: results) to a file, or sends them to Weights & Biases.",
+        examples="""\
+  python -m dpbench.results export dataset=mnist to=runs.csv    or runs.parquet: a row for each run, all settings
+  python -m dpbench.results export algo=disk to=wandb           to Weights & Biases; once more makes no second run
+""",
+        keys="""\
 export   to        a file that ends in .csv or .parquet, or wandb
          project, entity, mode    of W&B (default: those of each run; mode=auto is online where a key is known). Runs
                    that W&B has recorded while they ran are left out, unless tracker.mode says otherwise
 """,
-    "check": """\
+        options={"to": "", "project": "", "entity": "", "mode": "auto"},
+    ),
+    "check": Verb(
+        which="[HASH] ...",
+        purpose="Looks whether the files of records below results_dir (default: results) are whole and agree.",
+        examples="""\
+  python -m dpbench.results check                               are all files whole, and do they agree?
+""",
+        keys="""\
 check    quarantine    true: what is wrong is moved to <results_dir>/quarantine, and is run again next time
          quiet     a run counts as killed if it has written nothing for so long (default: 1h)
 """,
-    "remove": """\
+        options={"quarantine": "false", "quiet": "1h"},
+    ),
+    "remove": Verb(
+        which=WHICH,
+        purpose="Removes records below results_dir (default: results), which are shown first.",
+        examples="""\
+  python -m dpbench.results remove status=failed,interrupted    shows what would go; yes=true removes it
+""",
+        keys="""\
 remove   yes       true: remove it. Finished runs go only if named by hash or by status=finished
 """,
+        options={"yes": "false"},
+    ),
 }
-EXITS = """\
-Exit codes: 0; 1, something is wrong with a record, or W&B failed; 2, bad input; 130, interrupted.
-"""
-# The keys of each verb besides results_dir, with their defaults.
-VERBS: dict[str, dict[str, str]] = {
-    "list": {"sort": "age", "limit": "50", "columns": ""},
-    "compare": {},
-    "export": {"to": "", "project": "", "entity": "", "mode": "auto"},
-    "check": {"quarantine": "false", "quiet": "1h"},
-    "remove": {"yes": "false"},
-}
-BETWEEN = "vs"
 
 
 @dataclass(frozen=True)
@@ -124,12 +145,14 @@ class Arguments:
 
 def help_text(typed: Sequence[str]) -> str:
     """What --help prints: of the verb that was typed, or of all."""
-    verb = next((word for word in typed if word in VERBS), None)
-    if verb is None:
-        return "\n".join((USAGE, "".join(EXAMPLES.values()), SETTINGS, "".join(KEYS.values()), EXITS))
-    which, purpose = PURPOSE[verb]
-    head = f"python -m dpbench.results {verb} {which} [KEY=VALUE] ...\n\n{purpose}\n"
-    return "\n".join((head, EXAMPLES[verb], *([] if verb == "check" else [SETTINGS]), KEYS[verb], EXITS))
+    name = next((word for word in typed if word in VERBS), None)
+    if name is None:
+        examples = "".join(verb.examples for verb in VERBS.values())
+        keys = "".join(verb.keys for verb in VERBS.values())
+        return "\n".join((USAGE, examples, SETTINGS, keys, EXITS))
+    verb = VERBS[name]
+    head = f"python -m dpbench.results {name} {verb.which} [KEY=VALUE] ...\n\n{verb.purpose}\n"
+    return "\n".join((head, verb.examples, *([] if name == "check" else [SETTINGS]), verb.keys, EXITS))
 
 
 def parse(typed: Sequence[str]) -> Arguments:
@@ -143,7 +166,7 @@ def parse(typed: Sequence[str]) -> Arguments:
         raise UserError(
             f"{verb or 'nothing typed'}: expected one of {', '.join(VERBS)} first; --help tells what they do"
         )
-    options = dict(VERBS[verb])
+    options = VERBS[verb].options
     given: dict[str, str] = {}
     groups: list[list[str]] = [[]]
     for word in typed[1:]:
