@@ -22,7 +22,7 @@ from dpbench.wording import duration, number_of, seconds_of
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """Something that should not be as it is.
 
     Attributes:
@@ -61,12 +61,12 @@ def check(arguments: Arguments, console: Console, progress: Progress | None = No
             progress(count, len(folders))
         seeds = _seeds(folder, arguments.selection)
         records += len(seeds)
-        for finding in _findings(folder, seeds, quiet):
+        for fault in _faults(folder, seeds, quiet):
             wrong += 1
             moved = ""
-            if move and finding.movable:
-                moved = f"; moved to {set_aside(finding.path, arguments.results_dir)}"
-            console.print(f"{finding.path.relative_to(arguments.results_dir)}: {finding.problem}{moved}")
+            if move and fault.movable:
+                moved = f"; moved to {set_aside(fault.path, arguments.results_dir)}"
+            console.print(f"{fault.path.relative_to(arguments.results_dir)}: {fault.problem}{moved}")
     if progress is not None and folders:
         progress(len(folders), len(folders))
     hint = "; quarantine=true moves it away" if wrong and not move else ""
@@ -88,33 +88,33 @@ def _seeds(folder: Path, selection: Selection) -> list[Path]:
     return [one for one in seeds_of(folder) if one.is_dir() and (not wanted or None in wanted or one.name in wanted)]
 
 
-def _findings(folder: Path, seeds: list[Path], quiet: float) -> Iterator[Finding]:
+def _faults(folder: Path, seeds: list[Path], quiet: float) -> Iterator[Fault]:
     for record in seeds:
         yield from _of_record(record, quiet)
     for path in sorted(folder.iterdir()):
-        if (finding := _beside(path, quiet)) is not None:
-            yield finding
+        if (fault := _beside(path, quiet)) is not None:
+            yield fault
 
 
-def _of_record(record: Path, quiet: float) -> Iterator[Finding]:
+def _of_record(record: Path, quiet: float) -> Iterator[Fault]:
     """What is wrong with a record."""
     alive, found = _silence(record) < quiet, _problems(record)
     if found and not (alive and found == [NOT_BEGUN]):
-        yield Finding(record, "; ".join(found))
+        yield Fault(record, "; ".join(found))
     if alive:
         return
     if not found:
         recorded = Recorded.read(record)
         if recorded.word == Status.RUNNING or recorded.reason == KILLED:
             silence = duration(_silence(record))
-            yield Finding(record, f"killed, nothing written for {silence}; it runs again next time", False)
+            yield Fault(record, f"killed, nothing written for {silence}; it runs again next time", False)
         elif recorded.word in FOR_GOOD:  # killed between the last word of its record and their removal
             left = sorted(record.glob("checkpoint-*.pt"))
-            yield from (Finding(path, "a checkpoint of a run that has ended") for path in left)
-    yield from (Finding(part, "a file that was never completed") for part in _parts(record))
+            yield from (Fault(path, "a checkpoint of a run that has ended") for path in left)
+    yield from (Fault(part, "a file that was never completed") for part in _parts(record))
 
 
-def _beside(path: Path, quiet: float) -> Finding | None:
+def _beside(path: Path, quiet: float) -> Fault | None:
     """What is wrong with something beside the records of a hash, or None."""
     seed, _, kind = path.name.partition(".")
     if not is_seed(seed) or _silence(path) < quiet:
@@ -122,7 +122,7 @@ def _beside(path: Path, quiet: float) -> Finding | None:
     record = path.with_name(seed)
     if kind in ("rerun", "replaced") and path.with_name(f"{seed}.replaced").exists() and not record.exists():
         said = "a forced run was taking the place of the one before when it was killed; it takes it next time"
-        return Finding(path, said, False)
+        return Fault(path, said, False)
     if kind == "rerun":
         # Between its evaluations a forced run renews the lock alone.
         others = [one for one in (record, path.with_name(f"{seed}.lock")) if one.exists()]
@@ -130,13 +130,13 @@ def _beside(path: Path, quiet: float) -> Finding | None:
             return None
         status = Recorded.read(path).status or "nothing recorded"
         beside = "the record beside it stands" if record.exists() else "there is no other record of it"
-        return Finding(path, f"a forced run that did not finish ({status}); {beside}")
+        return Fault(path, f"a forced run that did not finish ({status}); {beside}")
     if kind == "replaced":
-        return Finding(path, "a record that a forced run was replacing when it was killed")
+        return Fault(path, "a record that a forced run was replacing when it was killed")
     if kind.startswith("removed"):
-        return Finding(path, "a record that was being removed")
+        return Fault(path, "a record that was being removed")
     if kind == "refused":
-        return Finding(path, "the note of a run that could not start, which nobody took")
+        return Fault(path, "the note of a run that could not start, which nobody took")
     return None
 
 
