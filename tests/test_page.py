@@ -17,7 +17,7 @@ from dpbench.config import conf_folder
 from dpbench.report import build_grid, views
 from dpbench.report import page as page_module
 from dpbench.report.inline_svg import inline_svg
-from dpbench.report.outcomes import LOOKS
+from dpbench.report.outcomes import BADGES
 from dpbench.report.page import page
 
 FILE = """
@@ -223,10 +223,10 @@ def test_where_there_are_no_method_pages_the_page_says_so(world):
 
 def test_every_outcome_is_shown_in_words_with_a_sign_and_its_meaning(world):
     document = check(world.page())
-    assert set(LOOKS) == set(Outcome)
-    for outcome, look in LOOKS.items():
-        assert f"{look.sign}\N{NO-BREAK SPACE}{outcome}" in document.text
-        assert look.meaning in document.text
+    assert set(BADGES) == set(Outcome)
+    for outcome, badge in BADGES.items():
+        assert f"{badge.sign}\N{NO-BREAK SPACE}{outcome}" in document.text
+        assert badge.meaning in document.text
 
 
 def test_the_numbers_of_records_stand_beside_those_printed(world):

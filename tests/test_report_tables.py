@@ -12,7 +12,7 @@ from dpbench.claims import Evidence, Outcome, load_all, load_artefact
 from dpbench.claims.computed_file import Axis, Computed, Curve, Panel, path_of, write_computed
 from dpbench.config import conf_folder
 from dpbench.report.grid import Grid, build_grid
-from dpbench.report.outcomes import LOOKS
+from dpbench.report.outcomes import BADGES
 from dpbench.report.scorecard import as_markdown as scorecard
 from dpbench.report.scorecard import newest_record, origins_of, repeated
 from dpbench.report.selection import selection_of
@@ -301,7 +301,7 @@ def test_the_scorecard_says_what_its_words_mean_and_what_writes_it(world):
     lines = scorecard([grid_of(world)]).splitlines()
     for outcome in Outcome:
         (told,) = (line for line in lines if line.startswith(f"- *{outcome}*: "))
-        assert told.endswith(f"{LOOKS[outcome].meaning}.")
+        assert told.endswith(f"{BADGES[outcome].meaning}.")
         assert lines.index("| outcome | claims |") < lines.index(told) < lines.index("## Papers")
     (command,) = (line for line in lines if "writes this page" in line)
     assert "`python -m dpbench.reproduce`" in command

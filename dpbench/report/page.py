@@ -17,7 +17,7 @@ from dpbench.privacy.tail import LONGER_SINCE
 from dpbench.report.grid import Grid, command_of_all, runs_behind, scorecard
 from dpbench.report.layout import metric_name, place_of
 from dpbench.report.method_pages import method_pages
-from dpbench.report.outcomes import LOOKS
+from dpbench.report.outcomes import BADGES
 from dpbench.report.run_curve import curve_svg
 from dpbench.report.run_records import read_runs
 from dpbench.report.runs import Configuration, Runs
@@ -49,7 +49,7 @@ def page(grids: Sequence[Grid], results_dir: Path) -> str:
         overall=scorecard(grids),
         command=command_of_all(grids),
         repeated=repeated(grids),
-        looks=LOOKS,
+        looks=BADGES,
         behind=behind,
         configurations={folder.parent for folder in behind},
         runs=runs,

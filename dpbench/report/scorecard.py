@@ -15,7 +15,7 @@ from dpbench.claims.needs import cost
 from dpbench.markdown import table
 from dpbench.report.grid import Grid, command_of_all, runs_behind, scorecard
 from dpbench.report.layout import heading_of
-from dpbench.report.outcomes import LOOKS
+from dpbench.report.outcomes import BADGES
 from dpbench.tracking.reading import Recorded
 from dpbench.wording import number_of
 
@@ -86,7 +86,7 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     yield ""
     yield "What the outcomes mean:"
     yield ""
-    yield from (f"- *{outcome}*: {look.meaning}." for outcome, look in LOOKS.items())
+    yield from (f"- *{outcome}*: {badge.meaning}." for outcome, badge in BADGES.items())
     yield ""
     command = command_of_all(grids)
     yield f"The rules in full are in docs/reproducing.md. `{command}` runs what is missing and writes this page."
