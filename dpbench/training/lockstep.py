@@ -45,22 +45,22 @@ def together(runs: Sequence[Steps[T]], compute: Compute) -> list[T]:
         KeyboardInterrupt: after each run has had the chance to say so; SystemExit likewise.
         Exception: the first that a run let out, after all others have ended.
     """
-    progress = [_Progress(steps) for steps in runs]
+    running = [_Run(steps) for steps in runs]
     try:
-        for run in progress:
+        for run in running:
             run.resume(None)
-        while asking := [(run, run.request) for run in progress if run.request is not None]:
+        while asking := [(run, run.request) for run in running if run.request is not None]:
             found = compute([request for _, request in asking])
             for (run, _), outcome in zip(asking, found, strict=True):
                 run.resume(outcome)
     except (KeyboardInterrupt, SystemExit) as end:
-        for run in progress:
+        for run in running:
             run.interrupt(type(end))
         raise
-    return [run.result() for run in progress]
+    return [run.result() for run in running]
 
 
-class _Progress(Generic[T]):
+class _Run(Generic[T]):
     """One run, between two of its steps.
 
     Attributes:
