@@ -17,6 +17,9 @@ from dpbench.tracking.record import MODEL
 from dpbench.tracking.status import NOT_RUN, in_words
 from dpbench.training.job_record import record_of
 
+# Columns of the table in W&B, where a column has one type.
+AS_WORDS = ("eps", "eps is proven", "eps as published", "eps of the search", "status")
+
 
 def rows_of(jobs: Sequence[Job]) -> list[Row]:
     """What the records say of each job, named by what sets it apart from the others."""
@@ -62,25 +65,12 @@ def keep_table(rows: Sequence[Row], jobs: Sequence[Job], folder: Path, group: st
     except OSError as error:
         errors.print(f"error: the table can't be written to {folder} ({error.strerror})", style="red")
         return False
-    columns = [
-        "run",
-        *jobs[0].choices,
-        "target eps",
-        "seed",
-        "test accuracy",
-        "best on test",
-        "eps",
-        "eps is proven",
-        "eps as published",
-        "eps of the search",
-        "status",
-    ]
+    columns = ["run", *jobs[0].choices, "target eps", "seed", "test accuracy", "best on test", *AS_WORDS]
     cells = []
     for job, row in zip(jobs, rows, strict=True):
-        found = [row.accuracy("final"), row.accuracy("best"), str(row.summary.get("eps")), str(row.proven)]
-        found += [str(row.summary.get(name)) for name in ("published_eps", "search_eps")]
-        found.append(str(row.status))  # of a table in W&B a column has one type
-        cells.append([row.name, *job.choices.values(), str(job.config.eps), job.config.seed, *found])
+        own = [row.name, *job.choices.values(), str(job.config.eps), job.config.seed]
+        values = row.values()
+        cells.append([*own, row.accuracy("final"), row.accuracy("best"), *(str(values[name]) for name in AS_WORDS)])
     first = jobs[0].config
     settings, where = replace(first.tracker, group=group), Path(first.results_dir)
     log_table(settings, where, name=f"table-{group}", columns=columns, rows=cells, say=errors.print)
