@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from dpbench.console import new_table
 from dpbench.errors import visible
-from dpbench.spreadsheet import as_text
+from dpbench.spreadsheet import csv_of
 from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.status import Status
 from dpbench.wording import NOTHING
@@ -144,9 +142,5 @@ def print_means(rows: list[Row], console: Console) -> None:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """The table as CSV: numbers in full, cells that are empty where there is none."""
-    stream = StringIO()
     values = [row.values() for row in rows]
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(values[0])
-    writer.writerows(["" if value is None else as_text(str(value)) for value in each.values()] for each in values)
-    return stream.getvalue()
+    return csv_of([values[0], *(["" if value is None else value for value in each.values()] for each in values)])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
-from io import StringIO
 
 from dpbench.claims import Cell, Kind, Lack, Outcome, Scorecard
 from dpbench.claims.schema import Words
 from dpbench.markdown import table
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.layout import title_of
-from dpbench.spreadsheet import as_text
+from dpbench.spreadsheet import csv_of
 from dpbench.wording import NOTHING, number_of
 
 COLUMNS = (
@@ -150,20 +148,18 @@ def as_csv(grid: Grid) -> str | None:
     Returns:
         None where there is neither.
     """
-    stream = StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     if grid.entries:
-        writer.writerow((*(f"at_{axis}" for axis in grid.artefact.axes), *COLUMNS))
-        writer.writerows(map(as_text, _exact(entry)) for entry in _entries(grid))
-    elif grid.computed is not None and grid.computed.panels:
-        writer.writerow(POINTS)
-        for panel in grid.computed.panels:
-            for curve in panel.curves:
-                points = zip(curve.x, curve.y, strict=True)
-                writer.writerows((panel.title, curve.name, curve.printed, repr(x), repr(y)) for x, y in points)
-    else:
+        header = (*(f"at_{axis}" for axis in grid.artefact.axes), *COLUMNS)
+        return csv_of([header, *map(_exact, _entries(grid))])
+    if grid.computed is None or not grid.computed.panels:
         return None
-    return stream.getvalue()
+    curves = [(panel.title, curve) for panel in grid.computed.panels for curve in panel.curves]
+    points = [
+        (title, curve.name, curve.printed, x, y)
+        for title, curve in curves
+        for x, y in zip(curve.x, curve.y, strict=True)
+    ]
+    return csv_of([POINTS, *points])
 
 
 def _exact(entry: Entry) -> list[str]:

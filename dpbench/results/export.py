@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from dpbench.errors import UserError, require
 from dpbench.files import write_atomically
-from dpbench.spreadsheet import as_text
+from dpbench.spreadsheet import as_text, csv_of
 from dpbench.tracking.columns import ABSENT
 from dpbench.tracking.index import OWN, PROVENANCE, SUMMARY, Index
 from dpbench.tracking.shapes import NOT_FINITE, is_number
@@ -49,18 +48,14 @@ def names_of(index: Index) -> list[str]:
 
 
 def _as_csv(columns: dict[str, list[Any]]) -> str:
-    stream = StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(map(as_text, columns))
-    writer.writerows(zip(*([_text(value) for value in values] for values in columns.values()), strict=True))
-    return stream.getvalue()
+    return csv_of([columns, *zip(*(map(_text, values) for values in columns.values()), strict=True)])
 
 
 def _text(value: Any) -> str:
     """A cell of a CSV file: empty for nothing, as JSON what is no text."""
     if value is ABSENT or value is None:
         return ""
-    return as_text(value) if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _as_parquet(columns: dict[str, list[Any]]) -> bytes:
@@ -88,4 +83,4 @@ def _typed(values: list[Any]) -> Any:
         return pa.array([None if value is None else float(value) for value in plain], pa.float64())
     if present and kinds == {str} and set(present) <= set(NOT_FINITE):
         return pa.array([None if value is None else float(value) for value in plain], pa.float64())
-    return pa.array([None if value is None else _text(value) for value in plain], pa.string())
+    return pa.array([None if value is None else as_text(_text(value)) for value in plain], pa.string())
