@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from dpbench.gradients.pooling import vectorised_pooling
 from dpbench.training.team import ALONE, Team
 
 EVALUATION_BATCH = 1000
+# exp of more is no finite number.
+LARGEST_EXPONENT = 700.0
 
 
 class Evaluation(NamedTuple):
@@ -28,6 +31,11 @@ class Evaluation(NamedTuple):
     loss: float
     accuracy: float
     class_accuracy: tuple[float | None, ...]
+
+    @property
+    def perplexity(self) -> float:
+        """Of a language model: exp(loss); finite wherever the loss is."""
+        return math.exp(min(self.loss, LARGEST_EXPONENT))
 
 
 @torch.no_grad()

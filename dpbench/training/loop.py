@@ -27,8 +27,6 @@ from dpbench.training.lockstep import Steps
 from dpbench.training.team import ALONE, Team
 from dpbench.wording import number_of
 
-# exp of more is no finite number.
-LARGEST_EXPONENT = 700.0
 # Digits of the numbers of metrics.jsonl, as many as tell float32 numbers apart, and what is held as it is.
 DIGITS, EXACT = 9, ("step", "test_accuracy", "eps", "seconds")
 
@@ -253,12 +251,12 @@ def _evaluated(
     generates = config.dataset.generates
     measure = evaluate_language_model if generates else evaluate
     test = measure(parts.model, splits.test, parts.micro_batch, team)
-    more = {"perplexity": math.exp(min(test.loss, LARGEST_EXPONENT))} if generates else {}
+    more = {"perplexity": test.perplexity} if generates else {}
     for name, split in splits.others.items():
         found = measure(parts.model, split, parts.micro_batch, team)
         more |= {f"{name}_loss": found.loss, f"{name}_accuracy": found.accuracy}
         if generates:
-            more[f"{name}_perplexity"] = math.exp(min(found.loss, LARGEST_EXPONENT))
+            more[f"{name}_perplexity"] = found.perplexity
     if last and splits.prompts is not None and math.isfinite(test.loss):
         more |= _scores(config, parts, splits.prompts, team)
     return test, more
