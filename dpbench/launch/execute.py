@@ -84,7 +84,7 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
             continue
         config = execution.config
         try:
-            if _all_stand_ready(execution):
+            if execution.bring_in_others():
                 stream = global_stream(config.seed, "model", config_hash(config))
                 with _display(config, console) as display, stream:
                     _carry_out(execution, display, Occasions(config.checkpoint, interruption))
@@ -93,11 +93,6 @@ def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Inter
                 interruption.outlive_the_others()
         execution.give_up()
         interruption.raise_noted()
-
-
-def _all_stand_ready(execution: Execution) -> bool:
-    """Whether all processes that train a run stand where this one does."""
-    return not isinstance(execution.team, TorchTeam) or execution.bring_in_others(execution.team)
 
 
 def _carry_out(execution: Execution, display: Display, occasions: Occasions) -> None:

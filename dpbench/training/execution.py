@@ -134,8 +134,11 @@ class Execution:
         self.console.print(f"  {why}", style="red")
         self.record.keep_untold(why)
 
-    def bring_in_others(self, team: TorchTeam) -> bool:
-        """Let the other processes stand where this one does, or all where all can; whether that went well."""
+    def bring_in_others(self) -> bool:
+        """Let the other processes, if any, stand where this one does, or all where all can; whether that went well."""
+        team = self.team
+        if not isinstance(team, TorchTeam):
+            return True
         misfits: list[str] = []
         while self._went_well(lambda: misfits.extend(self._call_together(team))):
             if not misfits:
