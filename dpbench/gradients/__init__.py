@@ -32,11 +32,11 @@ Whether a way is right:
     buffers     a model's buffers, put back after one
 """
 
-from dpbench.gradients.clipped import Clipped
+from dpbench.gradients.clipped import Clipped, MicroBatch
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.per_sample import PerSampleGradients
-from dpbench.gradients.request import MicroBatch, Request
+from dpbench.gradients.request import Request
 from dpbench.gradients.tape import Tape
 
 __all__ = ["Clipped", "FlatParameters", "FusedGradients", "MicroBatch", "PerSampleGradients", "Request", "Tape"]

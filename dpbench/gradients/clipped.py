@@ -11,6 +11,8 @@ from torch import Tensor
 
 from dpbench.gradients.tape import Tape
 
+# Inputs (b, ...) and targets (b, ...) of one micro-batch of a logical batch.
+MicroBatch = tuple[Tensor, Tensor]
 # Maps norms of shape (G, B), inf for broken samples, to factors of that shape.
 Factors = Callable[[Tensor], Tensor]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpbench.devices import may_be_out_of_memory, out_of_memory
 from dpbench.errors import PlainWarning, UserError
-from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.clipped import Clipped, MicroBatch, Running
 from dpbench.gradients.effects import changed_buffer
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import one_by_one
@@ -27,7 +27,7 @@ from dpbench.gradients.passes import PassOptions
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.gradients.recording import Parameters
 from dpbench.gradients.replay import padded
-from dpbench.gradients.request import MicroBatch, Request
+from dpbench.gradients.request import Request
 from dpbench.gradients.summands import Growing
 from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpbench.devices import may_be_out_of_memory, require_exact_products, require_no_autocast
 from dpbench.errors import PlainWarning, UserError
 from dpbench.gradients.buffers import Buffers, buffers_kept
-from dpbench.gradients.clipped import Clipped, Factors, Running, clipped_at_once, clipped_by
+from dpbench.gradients.clipped import Clipped, Factors, MicroBatch, Running, clipped_at_once, clipped_by
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.loss import Loss
 from dpbench.gradients.passes import Passes, PassOptions, generators_of
@@ -70,7 +70,7 @@ class PerSampleGradients(Passes):
     def clipped_sum(
         self,
         points: Sequence[Point],
-        batch: Iterable[tuple[Tensor, Tensor]],
+        batch: Iterable[MicroBatch],
         factors: Factors,
         *,
         remainder: bool = False,
@@ -317,7 +317,7 @@ class PerSampleGradients(Passes):
         )
 
 
-def _pair(part: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _pair(part: MicroBatch) -> MicroBatch:
     """A micro-batch, if it is one."""
     if not isinstance(part, Sequence) or len(part) != 2 or not all(isinstance(one, Tensor) for one in part):
         raise TypeError(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from dpbench.gradients.buffers import Buffers
-from dpbench.gradients.clipped import Clipped, Running
+from dpbench.gradients.clipped import Clipped, Factors, MicroBatch, Running
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.query import Point
-
-# Inputs (b, ...) and targets (b, ...) of one micro-batch of a logical batch.
-MicroBatch = tuple[Tensor, Tensor]
 
 
 class Request(NamedTuple):
@@ -32,7 +28,7 @@ class Request(NamedTuple):
     gradients: PerSampleGradients
     points: Sequence[Point]
     batch: Iterable[MicroBatch]
-    factors: Callable[[Tensor], Tensor]
+    factors: Factors
     apart: bool = False
     remainder: bool = False
 
