@@ -11,7 +11,7 @@ from torch import nn
 
 from dpbench.errors import UserError
 from dpbench.gradients import PerSampleGradients
-from dpbench.gradients.verify import moved
+from dpbench.gradients.verify import nearby
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
 
@@ -191,7 +191,7 @@ def test_a_sample_on_the_edge_of_a_relu_stops_no_run(monkeypatch):
     x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
     points = [Point(1.0, engine.flat.vector)]
     engine.record(points, x, y)
-    with torch.no_grad(), engine.flat.at(moved(engine.flat.vector, 1)):  # where the fourth batch is compared
+    with torch.no_grad(), engine.flat.at(nearby(engine.flat.vector, 1)):  # where the fourth batch is compared
         engine.model.edge = engine.model.first(x)[0]
     for _ in range(3):
         engine.record(points, x, y)

@@ -39,7 +39,7 @@ from dpbench.gradients.verify import (
     deviation_of_sums,
     draws_at_random,
     is_due,
-    moved,
+    nearby,
     undisturbed_copy,
     without_fast_paths,
 )
@@ -140,7 +140,7 @@ class FusedGradients(PerSampleGradients):
         twin = FusedGradients(copy, FlatParameters(copy), self.loss, views=self.views)
         start, size = twin.flat.vector, len(twin.flat)
         weights = (1.5, -0.5)
-        stacks = [torch.stack([moved(start, SEEDS * j + s) for s in range(SEEDS)]) for j in range(len(weights))]
+        stacks = [torch.stack([nearby(start, SEEDS * j + s) for s in range(SEEDS)]) for j in range(len(weights))]
         which = torch.arange(SEEDS * SAMPLES, device=inputs.device) % len(targets)
         inputs, targets = inputs[which], targets[which]
         references = [start.new_zeros(SEEDS * size) for _ in which]

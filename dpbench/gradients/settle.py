@@ -29,7 +29,7 @@ from dpbench.gradients.verify import (
     draws_at_random,
     losses_differ,
     mixes_samples,
-    moved,
+    nearby,
     short_norm,
     some,
     undisturbed_copy,
@@ -96,7 +96,7 @@ def _require_function(engine: Passes, inputs: Tensor, targets: Tensor) -> bool:
     def losses_of(model: nn.Module) -> Losses:
         return lambda inputs, targets: sample_losses(model, engine.loss, inputs, targets, engine.views)
 
-    with flat.at(moved(flat.vector, 0)), engine.autocast(), without_fast_paths():
+    with flat.at(nearby(flat.vector, 0)), engine.autocast(), without_fast_paths():
         # Before the model itself has seen a sample.
         problem = keeps_of_first_pass(engine.model, losses_of, inputs, targets, half=half)
         problem = problem or keeps_of_samples(engine.model, engine.losses, inputs, targets, half=half)
@@ -133,7 +133,7 @@ def _agreeing(engine: Passes, copy: nn.Module, inputs: Tensor, targets: Tensor) 
     owners = twin.owners
     inputs = inputs.to(twin.flat.vector.dtype) if inputs.is_floating_point() else inputs
     levels: tuple[float | None, ...] = LEVELS if draws_at_random(copy, twin.losses, inputs, targets) else (None,)
-    points = [Point(1.5, moved(twin.flat.vector, 0)), Point(-0.5, moved(twin.flat.vector, 1))]
+    points = [Point(1.5, nearby(twin.flat.vector, 0)), Point(-0.5, nearby(twin.flat.vector, 1))]
     with without_fast_paths():
         with twin.flat.at(points[0].iterate):
             if any(mixes_samples(copy, twin.losses, level, inputs, targets) for level in levels):
@@ -235,7 +235,7 @@ def _problem_near(
     factors = torch.rand(len(targets), generator=generator).mul_(2).sub_(1).to(flat.vector)
     level = LEVELS[seed % len(LEVELS)]
     # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
-    elsewhere = [Point(weight, moved(iterate, seed)) for weight, iterate in points]
+    elsewhere = [Point(weight, nearby(iterate, seed)) for weight, iterate in points]
     want, of_parts = torch.zeros_like(flat.vector), torch.zeros_like(flat.vector[0])
     with buffers_kept(engine.model), without_fast_paths():
         for weight, iterate in elsewhere:

@@ -115,7 +115,7 @@ def some(t: Tensor) -> Tensor:
     return t[torch.arange(SAMPLES, device=t.device) % len(t)]
 
 
-def moved(vector: Tensor, seed: int) -> Tensor:
+def nearby(vector: Tensor, seed: int) -> Tensor:
     """A vector in the neighbourhood of another."""
     generator = torch.Generator(vector.device).manual_seed(seed)
     noise = torch.randn(vector.shape, generator=generator, device=vector.device, dtype=vector.dtype)

@@ -11,7 +11,7 @@ from dpbench.errors import UserError
 from dpbench.gradients import PerSampleGradients
 from dpbench.gradients.buffers import buffers_kept
 from dpbench.gradients.draws import LEVELS, UnknownDraw, held_still
-from dpbench.gradients.verify import AFTER_OTHERS, AFTER_OTHERS_IN_HALF, moved, without_fast_paths
+from dpbench.gradients.verify import AFTER_OTHERS, AFTER_OTHERS_IN_HALF, nearby, without_fast_paths
 
 # Of the samples in the order of their lengths, those that are compared with and without the padding of the longest.
 COMPARED = (0.0, 0.25, 0.5)
@@ -49,7 +49,7 @@ def _loss(gradients: PerSampleGradients, inputs: Tensor, targets: Tensor) -> Ten
     flat, model = gradients.flat, gradients.model
 
     with (
-        flat.at(moved(flat.vector, 0)),
+        flat.at(nearby(flat.vector, 0)),
         torch.no_grad(),
         gradients.autocast(),
         without_fast_paths(),
