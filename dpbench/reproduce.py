@@ -35,7 +35,7 @@ errors = make_console(stderr=True)
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(lambda words: _main(parse(words)), typed, lambda: HELP, GOES_ON)
+    return run_command(lambda words: _main(parse(words)), typed, lambda _: HELP, GOES_ON)
 
 
 def _main(arguments: Arguments) -> int:

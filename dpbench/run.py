@@ -41,12 +41,11 @@ console = make_console()
 errors = make_console(stderr=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
     with starting():
         register()
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_command(_team, arguments, lambda: help_text(folders_of(parse(words))), GOES_ON)
+    return run_command(_team, typed, lambda words: help_text(folders_of(parse(words))), GOES_ON)
 
 
 def _team(typed: list[str]) -> int:

@@ -65,13 +65,14 @@ console = make_console()
 errors = make_console(stderr=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(_main, arguments, help_text, "interrupted; nothing is kept")
+    return run_command(_main, typed, lambda _: help_text(), "interrupted; nothing is kept")
 
 
 def _main(typed: list[str]) -> int:
-    job, settings = _parsed(typed)
+    options, folders = OverridesParser().parse(typed)
+    job, settings = compose(options.overrides, folders)
     try:
         with own_errors_placed(job.config):
             return _audit(job, settings)
@@ -87,11 +88,6 @@ def help_text() -> str:
     defaults = asdict(AuditSettings())
     typed = {name: f"audit.{name}={value}" for name, value in defaults.items()}
     return HELP.format(settings="\n".join(f"  {typed[name]:<22} {PURPOSE[name]}" for name in defaults))
-
-
-def _parsed(typed: list[str]) -> tuple[Job, AuditSettings]:
-    options, folders = OverridesParser().parse(typed)
-    return compose(options.overrides, folders)
 
 
 def _audit(job: Job, settings: AuditSettings) -> int:

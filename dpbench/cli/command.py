@@ -31,21 +31,24 @@ def exit_code(interruption: KeyboardInterrupt) -> int:
 
 
 def run_command(
-    body: Callable[[list[str]], int], typed: Sequence[str] | None, help_text: Callable[[], str], interrupted: str
+    body: Callable[[list[str]], int],
+    typed: Sequence[str] | None,
+    help_text: Callable[[list[str]], str],
+    interrupted: str,
 ) -> int:
     """Run a command line; returns the exit code.
 
     Args:
         body: given the words of the line, does what they ask for and returns the exit code.
         typed: the words; None for those of the process.
-        help_text: what -h prints.
+        help_text: what -h prints, given the words.
         interrupted: what is said where the user or the system ended it.
     """
     words = list(sys.argv[1:] if typed is None else typed)
     errors = make_console(stderr=True)
     try:
         if "-h" in words or "--help" in words:
-            make_console().print(help_text())
+            make_console().print(help_text(words))
             return OK
         if "--version" in words:
             make_console().print(f"dpbench {__version__}")

@@ -34,7 +34,7 @@ Exit codes: 0, 1 something is damaged or missing, 2 bad input, 130 interrupted.
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(_main, typed, lambda: HELP, "interrupted; nothing was changed")
+    return run_command(_main, typed, lambda _: HELP, "interrupted; nothing was changed")
 
 
 def _main(words: list[str]) -> int:

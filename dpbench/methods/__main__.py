@@ -25,7 +25,7 @@ Exit codes: 0, 2 bad input, 130 interrupted.
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(_main, typed, lambda: HELP, "interrupted; some pages may be written")
+    return run_command(_main, typed, lambda _: HELP, "interrupted; some pages may be written")
 
 
 def _main(words: list[str]) -> int:

@@ -55,9 +55,9 @@ Exit codes: 0, 2 bad input, 130 interrupted.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    return run_command(_main, arguments, lambda: USAGE, "interrupted")
+    return run_command(_main, typed, lambda _: USAGE, "interrupted")
 
 
 def _main(typed: list[str]) -> int:

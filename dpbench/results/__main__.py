@@ -14,8 +14,7 @@ from dpbench.wording import number_of
 
 def main(typed: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code."""
-    words = sys.argv[1:] if typed is None else typed
-    return run_command(_code, words, lambda: help_text(words), "interrupted")
+    return run_command(_code, typed, help_text, "interrupted")
 
 
 def _code(words: Sequence[str]) -> int:
