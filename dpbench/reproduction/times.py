@@ -19,6 +19,7 @@ from dpbench import cache
 from dpbench.config import compose_each
 from dpbench.config.identity import plain
 from dpbench.devices import ROWS_ON_CPU, choose_device, describe
+from dpbench.models import PretrainedModel
 from dpbench.reproduction.facts import Facts, kind_of
 from dpbench.tracking.published import device_kind
 from dpbench.tracking.reading import Recorded
@@ -189,8 +190,8 @@ def _of_steps(timed: Sequence[Timed], size: int) -> tuple[float, bool]:
 def forward_flops(facts: Facts) -> float:
     """Floating-point operations of one sample's forward pass, counted on no device and cached."""
     model, dataset = facts.model, facts.dataset
-    if facts.weights is not None:
-        model = replace(model, pretrained=None)  # type: ignore[call-arg]
+    if isinstance(model, PretrainedModel):
+        model = replace(model, pretrained=None)
     key = [plain(model), list(dataset.sample_shape), dataset.classes]
     known = cache.read("flops", key)
     if known is None:
