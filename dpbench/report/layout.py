@@ -11,7 +11,7 @@ from dpbench.claims import SECTIONS, Artefact, Cell
 from dpbench.claims.computed_file import Axis, Curve, Panel, Style
 from dpbench.claims.draw import FREQUENCY, METHODS, THRESHOLD, VALUE, Draw, numeric
 from dpbench.claims.notation import Labels
-from dpbench.report.curves import Learning, expected_errors, learning_curve, power_spectra
+from dpbench.report.curves import expected_errors, learning_curve, power_spectra
 from dpbench.report.grid import Entry, Grid
 from dpbench.report.picture import Map, Picture, Plot, Ranking, Series
 
@@ -206,8 +206,7 @@ def _course(entries: Sequence[Entry], axes: Mapping[str, Labels], draw: Draw, ti
             end = entry.cell.overrides.get("epochs", "")
             if entry.cell.printed is not None and draw.x == "epoch" and numeric((end,)):
                 printed.append(Series(_curve(name, [(float(end), entry.cell.printed.value)], printed=True)))
-            found: Learning | None = learning_curve(entry.cell, entry.runs, draw.x)
-            if found is not None:
+            if (found := learning_curve(entry.cell, entry.runs, draw.x)) is not None:
                 curve = Curve(name, found.x, found.mean)
                 ours.append(Series(curve, found.spread, band=True))
     return Plot(title, Axis(draw.x), _y_axis(entries), (*printed, *ours), from_zero=True)
