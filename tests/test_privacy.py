@@ -14,7 +14,7 @@ from dpbench.config import compose_jobs
 from dpbench.errors import UserError
 from dpbench.privacy import SCHEMES, BudgetError, Ledger, Part, Plan, Release, calibrate, epsilon
 from dpbench.privacy.accountants import least_epsilon
-from dpbench.training.budget import budget, in_words, open_ledger
+from dpbench.training.budget import budget, noise_in_words, open_ledger
 
 # doppler.md 2.11: N = 50,000, delta = N^-1.1; (B, epochs, eps): (RDP, PLD), tolerance 0.003.
 DOPPLER = {
@@ -373,11 +373,12 @@ def test_the_noise_of_steps_that_differs_from_the_multiplier_is_told(noise, told
     ]
     (job,) = compose_jobs(settings, multirun=False)
     found = budget(job.config)
-    assert in_words(job.config, found).startswith(f"noise multiplier {found.noise_multiplier:.4f}{told} for eps=8")
+    line = noise_in_words(job.config, found)
+    assert line.startswith(f"noise multiplier {found.noise_multiplier:.4f}{told} for eps=8")
 
 
 @pytest.mark.parametrize(("delta", "told"), [("1/N", False), ("7e-4", True), ("'1/N^1.1'", False)])
 def test_a_delta_that_promises_little_is_told(delta, told):
     (job,) = compose_jobs([f"delta={delta}", "dataset=digits", "privacy.accountant=rdp", "epochs=1"], multirun=False)
-    line = in_words(job.config, budget(job.config))
+    line = noise_in_words(job.config, budget(job.config))
     assert ("delta=0.0007 (above 1/1437, which promises little) over" in line) == told

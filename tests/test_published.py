@@ -15,7 +15,7 @@ from dpbench.errors import UserError
 from dpbench.noise import DiskReleasedNoise, UnderstatedNoise
 from dpbench.privacy import Ledger, epsilon
 from dpbench.training import preparing
-from dpbench.training.budget import budget, in_words
+from dpbench.training.budget import budget, noise_in_words
 
 AS_RUN = ("privacy=as_published",)
 POISSON = (*AS_RUN, "privacy.sampler=poisson", "privacy.accountant=rdp")
@@ -179,12 +179,12 @@ def test_a_given_multiplier_is_stated_by_the_rule_and_spent_by_the_accountant():
     assert found.noise_multiplier == 1.0266
     assert found.published_eps == pytest.approx(4, abs=0.02)
     assert found.eps == pytest.approx(gaussian_eps(5 / 1.0266, 1 / 60_000), rel=1e-6)
-    assert "accounting differs, eps=" in in_words(config, found)
+    assert "accounting differs, eps=" in noise_in_words(config, found)
 
 
 def test_what_is_not_certified_says_so_by_a_rule_of_a_publication_too():
     config = composed(*setting("mnist", 25, "1/N", *AS_RUN, "algo=dicesgd", "eps=2", "delta=1e-4"))
-    line = in_words(config, budget(config))
+    line = noise_in_words(config, budget(config))
     assert line.startswith("NOT CERTIFIED: ")
     assert "accounting differs, eps=2 as published" in line
     assert "delta=0.0001 (above 1/60000, which promises little)" in line

@@ -23,7 +23,7 @@ from dpbench.privacy.plan import Part, Plan, Release
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON
 from dpbench.privacy.tail import COORDINATES, END, END_BEFORE, END_ON_GPU_BEFORE, LONGER_SINCE, probability_beyond
 from dpbench.report.run_records import _configuration
-from dpbench.training.budget import budget, guarantee_of, in_words
+from dpbench.training.budget import budget, guarantee_of, noise_in_words
 
 SHOWS = "a sample shows for sure"
 
@@ -124,7 +124,7 @@ def test_it_is_said_where_it_is_more_than_delta_and_noise_has_a_seed(eps, secure
         f"privacy.secure_noise={secure}",
     )
     found = budget(config)
-    told = guarantee_of(config, found), in_words(config, found)
+    told = guarantee_of(config, found), noise_in_words(config, found)
     assert [SHOWS in text for text in told] == [more and not secure] * 2
     assert ("Whoever has or guesses the seed" in told[0]) == (not secure)
 

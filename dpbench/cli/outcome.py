@@ -14,7 +14,7 @@ from dpbench.config import Job, names_apart
 from dpbench.files import write_atomically
 from dpbench.tracking import Status, log_table
 from dpbench.tracking.record import MODEL
-from dpbench.tracking.status import NOT_RUN, in_words
+from dpbench.tracking.status import NOT_RUN, status_in_words
 from dpbench.training.job_record import record_of
 
 # Columns of the table in W&B, where a column has one type.
@@ -89,7 +89,7 @@ def complain(rows: Sequence[Row], errors: Console, *, launched: bool) -> int:
     unfinished = [row for row in rows if row.status != Status.FINISHED]
     for row in unfinished:
         if launched or row.status != NOT_RUN or row.reason:
-            reasons.setdefault(in_words(row.status, row.reason), []).append(row)
+            reasons.setdefault(status_in_words(row.status, row.reason), []).append(row)
     for reason, those in reasons.items():
         which = "" if len(rows) == 1 else f" ({'; '.join(row.name for row in those)})"
         errors.print(f"error: {reason}{which}", style="red")

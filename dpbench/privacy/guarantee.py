@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.sampling import Scheme
-from dpbench.privacy.tail import COORDINATES, END, in_words, moved_by, probability_beyond
+from dpbench.privacy.tail import COORDINATES, END, moved_by, probability_beyond, tail_in_words
 
 ACCOUNTS = {
     "pld": "privacy loss distributions (numerical, rounded upwards)",
@@ -168,7 +168,7 @@ def tail_of(plan: Plan, eps: float, delta: float) -> str | None:
         for multiplier in (run.release.noise_multiplier, *(part.noise_multiplier for part in run.release.beside))
     )
     correlated = eps if plan.correlation is not None else None
-    return in_words(shown(plan.scheme, releases, correlated=correlated, delta=delta), delta)
+    return tail_in_words(shown(plan.scheme, releases, correlated=correlated, delta=delta), delta)
 
 
 def shown(

@@ -58,7 +58,7 @@ def moved_by(eps: float, delta: float) -> float:
     return float(scipy.optimize.brentq(lambda mu: gaussian_log_delta(eps, mu) - wanted, 1e-12, largest))
 
 
-def in_words(probability: float, delta: float) -> str | None:
+def tail_in_words(probability: float, delta: float) -> str | None:
     """A clause that says so of today's noise where that is more than delta; else None."""
     if probability <= delta:
         return None

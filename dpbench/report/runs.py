@@ -15,7 +15,7 @@ from dpbench.config.identity import changes_nothing, is_identity
 from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise, sentence, shown
 from dpbench.privacy.sampling import SCHEMES
-from dpbench.privacy.tail import END, in_words
+from dpbench.privacy.tail import END, tail_in_words
 from dpbench.report.run_curve import Points
 from dpbench.tracking.proven import UNPROVEN, is_proven
 from dpbench.tracking.reading import releases_in
@@ -215,7 +215,8 @@ class Configuration:
         )
         delta = float(self.ledger["delta"])
         correlated = float(self.ledger["eps"]) if self.ledger.get("correlation") else None
-        return in_words(shown(SCHEMES[self.ledger["sampler"]], releases, correlated=correlated, delta=delta), delta)
+        scheme = SCHEMES[self.ledger["sampler"]]
+        return tail_in_words(shown(scheme, releases, correlated=correlated, delta=delta), delta)
 
     @property
     def score(self) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from dpbench.launch.rounds import always, carry_through
 from dpbench.reproduction.queue import Work
 from dpbench.reproduction.standing import Batch
 from dpbench.tracking.lock import is_held
-from dpbench.tracking.status import NOT_RUN, WITH_RESULT, Status, in_words
+from dpbench.tracking.status import NOT_RUN, WITH_RESULT, Status, status_in_words
 from dpbench.training.job_record import record_of
 
 
@@ -154,6 +154,6 @@ class Launch:
             if status == Status.DIVERGED:
                 self._console.print(f"  diverged (recorded as its result): {reason}")
         elif self.broken is None or status != NOT_RUN or reason:  # else the launcher is why it was not begun
-            reason = in_words(status, reason)
+            reason = status_in_words(status, reason)
             self.failures[job.name] = reason
             self._console.print(f"  {reason}", style="red")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from dpbench.tracking.damage import damage_of
-from dpbench.tracking.reading import Recorded, in_words, releases_in
+from dpbench.tracking.reading import Recorded, problems_in_words, releases_in
 from dpbench.tracking.status import Status
 
 NOT_BEGUN = "status.json is missing"  # the first file that a run writes
@@ -20,7 +20,7 @@ def problems_of(record: Recorded) -> list[str]:
         return [NOT_BEGUN]
     record.complete()
     if record.problems:
-        return [in_words({name: problem}) for name, problem in record.problems.items()]
+        return [problems_in_words({name: problem}) for name, problem in record.problems.items()]
     found = [*_settings(record)]
     if record.word != Status.RUNNING:
         found += [*_ledger(record)]

@@ -97,7 +97,7 @@ class Recorded:
     @property
     def damage(self) -> str | None:
         """What is wrong with it, in words; None for nothing."""
-        return in_words(self.problems) or None
+        return problems_in_words(self.problems) or None
 
     @property
     def exists(self) -> bool:
@@ -182,7 +182,7 @@ def releases_in(entries: Iterable[Mapping[str, Any]]) -> int:
     return sum(entry["count"] * len(entry["noise_multipliers"]) for entry in entries)
 
 
-def in_words(problems: Mapping[str, str]) -> str:
+def problems_in_words(problems: Mapping[str, str]) -> str:
     """Problems of files in a line."""
     return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
 
@@ -193,7 +193,7 @@ def tell(folder: Path, problems: Mapping[str, str], *, damaged: bool) -> None:
         return
     _named.add(folder)
     rest = "the record counts for nothing" if damaged else "the rest of the record counts"
-    make_console(stderr=True).print(f"warning: {folder}: {in_words(problems)}; {rest}", style="yellow")
+    make_console(stderr=True).print(f"warning: {folder}: {problems_in_words(problems)}; {rest}", style="yellow")
 
 
 def seeds_of(folder: Path) -> list[Path]:

@@ -25,6 +25,6 @@ WITH_RESULT = (Status.FINISHED, Status.DIVERGED)
 NOT_RUN = "not run"
 
 
-def in_words(status: str, reason: str | None) -> str:
+def status_in_words(status: str, reason: str | None) -> str:
     """How a run stands and why, as an error says it; the reason of a refusal speaks for itself."""
     return f"{status}: {reason or 'its record does not say why'}".removeprefix(f"{Status.REFUSED}: ")

@@ -177,7 +177,7 @@ def open_ledger(config: RunConfig, multiplier: float, published_eps: float | Non
     return Ledger(plan, eps=config.eps, delta=config.delta_value, accountant=accountant, published_eps=published_eps)
 
 
-def in_words(config: RunConfig, found: Budget) -> str:
+def noise_in_words(config: RunConfig, found: Budget) -> str:
     """One line: what noise the run adds and why."""
     if math.isinf(config.eps):
         bounded = math.isfinite(config.clip.sensitivity(1.0))

@@ -23,7 +23,7 @@ from dpbench.training.budget import affords
 from dpbench.training.checkpoint import Checkpoints, DamagedError, can_not_be_had
 from dpbench.training.distributed import PartError, TorchTeam
 from dpbench.training.loop import evaluated_after
-from dpbench.training.repeating import BY_FORCE, Repeats, computed_by, in_words
+from dpbench.training.repeating import BY_FORCE, Repeats, computed_by, processes_in_words
 from dpbench.training.resume import GLOBAL, MisfitError, Training
 from dpbench.training.team import Team
 
@@ -232,7 +232,8 @@ class Keeper:
         """A run goes on in as many processes as its checkpoint is of; unless something was seen it may begin anew."""
         if count == self._team.size:
             return
-        those, these, seen = in_words(count), in_words(self._team.size), Published.read(self._record.folder)
+        those, these = processes_in_words(count), processes_in_words(self._team.size)
+        seen = Published.read(self._record.folder)
         if seen.step:
             raise UserError(
                 f"{seen.in_words}, and the checkpoint of step {step} is of {those}, from which {these} can't go on: "

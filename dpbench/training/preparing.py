@@ -15,7 +15,7 @@ from dpbench.tracking import RunRecord
 from dpbench.tracking.provenance import gone_on, provenance
 from dpbench.tracking.reading import Recorded
 from dpbench.training.assemble import Assembly, assemble
-from dpbench.training.budget import Budget, budget, in_words, open_ledger
+from dpbench.training.budget import Budget, budget, noise_in_words, open_ledger
 from dpbench.training.following import join
 from dpbench.training.keeping import Found, Keeper
 from dpbench.training.leases import device_of_this_process
@@ -82,7 +82,7 @@ def prepare(
     if splits is None:
         splits = team.shares(whole)
         processes = "" if alone else f", {team.size} processes"
-        say(f"  {in_words(config, spends)}; {describe(device)}{processes}")
+        say(f"  {noise_in_words(config, spends)}; {describe(device)}{processes}")
 
     def begin(multiplier: float | None) -> Training:
         parts, ledger = unused.pop() if unused else assembled(multiplier)

@@ -174,8 +174,8 @@ class Repeats:
             seen.processes,
             self._processes,
             None,
-            f"computed by {in_words(seen.processes or 1)}",
-            f"by {in_words(self._processes)}",
+            f"computed by {processes_in_words(seen.processes or 1)}",
+            f"by {processes_in_words(self._processes)}",
             "start as many, ",
         )
 
@@ -210,7 +210,7 @@ def computed_by(parts: Assembly) -> dict[str, Any]:
     }
 
 
-def in_words(processes: int) -> str:
+def processes_in_words(processes: int) -> str:
     """So many processes."""
     return "one process" if processes == 1 else f"{processes} processes"
 
