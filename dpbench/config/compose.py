@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -181,11 +182,7 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
-    register()
-    require_names_of_their_own(config_dirs)
-    find_own_stages(config_dirs)
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
+    with _composer(config_dirs) as composer:
         parsed = _parse([quoted(override) for override in overrides], config_dirs)
         for override in parsed:
             if override.is_sweep_override() and not multirun:
@@ -209,7 +206,6 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_dirs: Seque
             raise UserError(f"{patterns}: no sweep over a list of values ({error})") from error
         if not lines:
             raise UserError(f"{patterns}: no option matches")
-        composer = _Composer(config_dirs)
         return [_job(tuple(line), composer) for line in lines]
 
 
@@ -235,12 +231,7 @@ def compose_each(lines: Sequence[Sequence[str]], config_dirs: Sequence[Path] = (
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
-    register()
-    require_names_of_their_own(config_dirs)
-    find_own_stages(config_dirs)
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
-        composer = _Composer(config_dirs)
+    with _composer(config_dirs) as composer:
         return [_job(tuple(quoted(override) for override in line), composer) for line in lines]
 
 
@@ -312,6 +303,17 @@ class _Composer:
         del composed["hydra"]
         OmegaConf.set_struct(composed, True)
         return composed, choices
+
+
+@contextmanager
+def _composer(config_dirs: Sequence[Path]) -> Iterator[_Composer]:
+    """Composes with the options of the package and of further folders, whose stages are known from then on."""
+    register()
+    require_names_of_their_own(config_dirs)
+    find_own_stages(config_dirs)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_folder()), version_base="1.3", job_name="run"):
+        yield _Composer(config_dirs)
 
 
 def _require_flag(became: object, key: str, value: object) -> None:
