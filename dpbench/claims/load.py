@@ -113,6 +113,7 @@ class _Reader:
         self.columns = self._axes("columns")
         twice = set(self.rows) & set(self.columns)
         require(not twice, "columns", ", ".join(twice), "names of axes that are no row axes")
+        self.axes = {**self.rows, **self.columns}
         self.rules = self._rules()
         self.each = {
             key: self._grid(text, f"each.{key}") for key, text in self._mapping(content.get("each"), "each").items()
@@ -125,7 +126,7 @@ class _Reader:
         reason = content.get("reason")
         trained = kind == Kind.TRAINED
         require(trained or isinstance(reason, str), "reason", reason, "why it is not trained")
-        cells = tuple(self._cells(trained)) if self.rows or self.columns or "values" in content else ()
+        cells = tuple(self._cells(trained)) if self.axes or "values" in content else ()
         require(bool(cells) or not trained, "rows", None, "cells of what is trained")
         claims = [self._claim(index, claim) for index, claim in enumerate(content.get("claims") or [])]
         readings = {str(key): str(text) for key, text in self._mapping(content.get("readings"), "readings").items()}
@@ -152,9 +153,9 @@ class _Reader:
 
     def _draw(self, trained: bool) -> Draw | None:
         require(trained or "draw" not in self.content, "draw", self.content.get("draw"), "no such key unless trained")
-        axes = {axis: tuple(labels) for axis, labels in {**self.rows, **self.columns}.items()}
         if not trained:
             return None
+        axes = {axis: tuple(labels) for axis, labels in self.axes.items()}
         return parse_draw(self.content["draw"], axes) if "draw" in self.content else default_draw(axes)
 
     def _text(self, key: str) -> str:
@@ -184,11 +185,10 @@ class _Reader:
         """Labels by axis; a single label may stand without brackets."""
         selected = {}
         for axis, labels in self._mapping(value, field).items():
-            known = {**self.rows, **self.columns}
-            require(axis in known, field, axis, f"one of the axes {', '.join(known)}")
+            require(axis in self.axes, field, axis, f"one of the axes {', '.join(self.axes)}")
             chosen = tuple(str(one) for one in (labels if isinstance(labels, list) else [labels]))
             for label in chosen:
-                require(label in known[axis], f"{field}.{axis}", label, f"one of {', '.join(known[axis])}")
+                require(label in self.axes[axis], f"{field}.{axis}", label, f"one of {', '.join(self.axes[axis])}")
             selected[axis] = chosen
         return selected
 
@@ -209,7 +209,7 @@ class _Reader:
         require(isinstance(text, str), field, text, "a table")
         grid = parse_grid(str(text), tuple(self.rows), tuple(self.columns), field)
         for row, column in grid:
-            for (axis, labels), label in zip({**self.rows, **self.columns}.items(), (*row, *column), strict=True):
+            for (axis, labels), label in zip(self.axes.items(), (*row, *column), strict=True):
                 require(label in labels, f"{field}, {axis}", label, f"one of {', '.join(labels)}")
         return grid
 
@@ -219,7 +219,7 @@ class _Reader:
         left = set(grid)
         for row in itertools.product(*self.rows.values()):
             for column in itertools.product(*self.columns.values()):
-                at = dict(zip((*self.rows, *self.columns), (*row, *column), strict=True))
+                at = dict(zip(self.axes, (*row, *column), strict=True))
                 rules = self._rules_at(at)
                 if rules.get("absent"):
                     continue
@@ -254,7 +254,7 @@ class _Reader:
     ) -> Cell:
         content = self.content
         overrides = parse_overrides(content.get("common") or "", "common")
-        for axis, labels in {**self.rows, **self.columns}.items():
+        for axis, labels in self.axes.items():
             overrides |= labels[at[axis]]
         overrides |= rules["set"]
         overrides |= {key: grid[row, column] for key, grid in self.each.items() if (row, column) in grid}

@@ -30,9 +30,9 @@ def judge_value(artefact: Artefact, cell: Cell, measure: Measure) -> Finding | N
     """The verdict on a printed value; None where nothing is printed.
 
     Reproduced means: within the larger of the cell's tolerance and two standard errors of the difference of the printed
-    value. The paper's own standard error counts where it prints a spread, taken for that of as many
-    runs as the cell asks for. A number that the paper does not print but that follows from what it prints is judged
-    alike and counted apart; a setting that is taken over from the paper is no result, and none of ours.
+    value. The paper's own standard error counts where it prints a spread, taken for that of as many runs as the cell
+    asks for. A number that the paper does not print but that follows from what it prints is judged alike and counted
+    apart; a setting that is taken over from the paper is no result, and none of ours.
     """
     if cell.printed is None:
         return None
