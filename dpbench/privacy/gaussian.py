@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,12 +27,12 @@ BLOCK = 2**16
 LARGE, PART = 2**20, 2**17
 
 
-class GaussianSource:
+class GaussianSource(ABC):
     """Draws standard normal noise."""
 
+    @abstractmethod
     def fill(self, out: Tensor) -> Tensor:
         """Fill a tensor with independent standard normal numbers and return it."""
-        raise NotImplementedError
 
 
 class SeededGaussian(GaussianSource):
