@@ -397,6 +397,16 @@ def test_poles_on_the_unit_circle_and_taps_that_are_no_numbers_are_refused(a):
         RecursiveLowPass(b=[1.0], a=a)
 
 
+def test_a_resonance_that_float32_does_not_keep_is_refused_however_narrow():
+    """Poles at a distance of 1e-7 from the circle: at their angle alone, rounded taps have quite another gain."""
+    radius, angle = 1 - 1e-7, 60.5 * math.pi / 1024
+    a = [-2 * radius * math.cos(angle), radius**2]
+    (_, own), (_, rounded) = (freqz([1.0], [1.0, *taps], worN=[angle]) for taps in (a, np.float32(a).astype(float)))
+    assert abs(np.log(abs(rounded / own))) > 0.3
+    with pytest.raises(UserError, match=r"^filter\.a=.*: expected feedback taps whose filter float32 keeps"):
+        RecursiveLowPass(b=[1.0], a=a)
+
+
 @pytest.mark.parametrize("kappa", [0.0, -0.1, 1.1, float("nan")])
 def test_exponential_refuses_weights_outside_zero_to_one(kappa):
     with pytest.raises(UserError, match=r"^filter\.kappa="):

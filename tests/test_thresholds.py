@@ -314,6 +314,12 @@ def test_the_range_of_expected_error_adapts_at_the_printed_shares(bins, reach):
     assert after(ExpectedErrorThreshold(), norms_in(bins, 20.0))[1] == reach
 
 
+@pytest.mark.parametrize(("norm", "reach"), [(2.5, 5.0), (1.9, 2.5)])
+def test_of_an_odd_number_of_bins_the_middle_one_belongs_to_the_upper_half(norm, reach):
+    """Half of it lies beyond half of the range, so a range that was halved might not reach its norms."""
+    assert after(ExpectedErrorThreshold(bins=5), torch.full((100,), norm))[1] == reach
+
+
 @pytest.mark.parametrize(
     ("upper", "bins", "noise_of_bin"), [(26, 20, 5.0), (26, 20, 1.0), (38, 20, 8.0), (13, 100, 5.0)]
 )

@@ -340,9 +340,12 @@ def test_micro_batch_counts_views_and_iterates(monkeypatch):
     monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _: 2**28)
     one = micro_batch_of("dataset=cifar10", "model=cnn5")
     two_points = micro_batch_of("dataset=cifar10", "model=cnn5", "algo=disk")
-    views = micro_batch_of("dataset=cifar10", "model=cnn5", "augmentation=crop_flip", "augmentation.copies=4")
+    four_views = ("augmentation=crop_flip", "augmentation.copies=4")
+    views = micro_batch_of("dataset=cifar10", "model=cnn5", *four_views)
     assert two_points == pytest.approx(one / 2, abs=1)
     assert views <= one / 4 + 1
+    monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _: 2**40)
+    assert micro_batch_of("dataset=cifar10", "model=cnn5", *four_views) == 128 // 4
 
 
 @pytest.mark.parametrize(("base", "each"), [(10**6, 5000), (0, 1), (10**9, 3 * 10**7)])
