@@ -4,16 +4,27 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from draws import generator
 from gradient_checks import cross_entropy, restricted
 from torch import nn
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.request import Request
 from dpbench.gradients.summands import Factored, Tied
 from dpbench.gradients.tape import Tape, not_finite
-from dpbench.gradients.uses import Lookup, Outer, Strategy, Term
+from dpbench.gradients.uses import (
+    GreyPatches,
+    Lookup,
+    Outer,
+    Patches,
+    Standardisation,
+    StandardisedPatches,
+    Strategy,
+    Term,
+)
 from dpbench.query import Point
 
 pytestmark = [
@@ -84,6 +95,43 @@ def test_seeds_that_share_a_pass_have_norms_as_exact():
         torch.testing.assert_close(found.norms.double(), want, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("kind", ["gram", "pass"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_tokens_that_cancel_are_noticed_in_whichever_call_they_are(kind, order):
+    """Of a layer that is called twice, the other time on tokens of which hardly anything comes."""
+    a, b = torch.randn(4, 1, 48).repeat(1, 2, 1), torch.randn(4, 1, 5) * torch.tensor([1.0, -1 - 2**-20]).view(1, 2, 1)
+    model, summand = nn.Linear(48, 5, bias=False), Factored(Outer(((5, 48),)), Strategy(kind))
+    for term in (Term(a, b), Term(1e-3 * torch.randn(4, 2, 48), 1e-3 * torch.randn(4, 2, 5)))[::order]:
+        summand.add(term, summand.use)
+    assert bool(Tape(torch.zeros(4), FlatParameters(model), {(model.weight,): summand}, {model.weight: 0}).doubtful())
+
+
+STANDARDISATION = Standardisation(
+    F.normalize(torch.linspace(-1, 1, 54).view(2, 27).double()), *torch.tensor([1e-3, 1, 1, 0]).double().view(4, 1, 1)
+)
+
+
+@pytest.mark.parametrize(
+    ("use", "channels", "extra"),
+    [
+        (Patches(((2, 3, 3, 3),)), 3, None),
+        (GreyPatches(((2, 3, 3, 3),)), 1, None),
+        (StandardisedPatches(((2, 3, 3, 3), (2,))), 3, STANDARDISATION),  # of a gain, whose scale is none of the filter
+    ],
+    ids=["conv", "grey conv", "standardised conv"],
+)
+def test_rounding_errors_are_looked_for_up_to_the_sum_of_all_pixels(use, channels, extra):
+    """(Σ_τ ‖G_τ‖)² pixel by pixel, of inputs and output gradients that are alike everywhere."""
+    a, b = torch.ones(1, 1, channels, 6, 6).double(), torch.ones(1, 1, 2, 4, 4).double()
+    a[:, :, 1:] = -0.5
+    whole = 0.0
+    for pixel in range(16):
+        alone = torch.zeros_like(b)
+        alone[..., pixel // 4, pixel % 4] = 1
+        whole += float(torch.cat(use.rows(Term(a, alone, extra), Strategy("pass", "unfolded")), 1).norm())
+    assert float(use.reach(Term(a, b, extra))) >= whole**2
+
+
 # Numbers near the largest there is
 
 
@@ -100,6 +148,17 @@ def test_one_sample_of_huge_inputs_does_not_stop_a_run(magnitude):
         assert found.total.isfinite().all()
 
 
+def sure_of_the_last():
+    """A model, and samples of which it is sure of the last one, whose inputs are huge."""
+    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
+    x, y = torch.randn(17, 20), torch.randint(3, (17,))
+    x[16] = 1e37 * torch.randn(20).sign()
+    with torch.no_grad():
+        y[16] = model(x[16:]).argmax()
+        model[2].bias[y[16]] += 20
+    return model, x, y
+
+
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("strategy", ["pass", "hold", "gram"])
 def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(strategy, broken):
@@ -107,12 +166,7 @@ def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(s
 
     So it does beside a broken sample, which adds nothing.
     """
-    model = nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 3))
-    x, y = torch.randn(17, 20), torch.randint(3, (17,))
-    x[16] = 1e37 * torch.randn(20).sign()
-    with torch.no_grad():
-        y[16] = model(x[16:]).argmax()
-        model[2].bias[y[16]] += 20
+    model, x, y = sure_of_the_last()
     engine = restricted(PerSampleGradients(model, FlatParameters(model), cross_entropy), {strategy})
     points = [Point(1.0, engine.flat.vector)]
     nothing = (torch.full((1, 20), torch.nan), y[:1])
@@ -129,6 +183,18 @@ def test_a_factor_above_one_does_not_take_a_finite_gradient_beyond_all_numbers(s
     assert with_it.norms.isinf().tolist() == [False] * 17 + [True] * broken
     assert float((with_it.total - without.total).norm()) < 1.001
     assert float((with_it.remainder - without.remainder).norm()) < 1.001
+
+
+def test_nor_does_it_where_seeds_share_a_pass():
+    model, x, y = sure_of_the_last()
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    fused = restricted(FusedGradients(model, engine.flat, cross_entropy), {"pass"})
+    clip = lambda norms: 1 / (norms + 0.01)  # noqa: E731
+    vectors = [engine.flat.vector, 0.99 * engine.flat.vector]
+    for inputs in (x.clamp(-2, 2), x):  # the first pass is compared with what each seed gets alone
+        requests = [Request(engine, [Point(1.0, vector)], [(inputs, y)], clip) for vector in vectors]
+        for request, found in zip(requests, fused.clipped_sums(requests), strict=True):
+            torch.testing.assert_close(found.total, request.alone().total, rtol=1e-4, atol=1e-5)
 
 
 def test_norms_in_double_precision_are_not_below_what_that_may_have_lost():
@@ -165,6 +231,20 @@ def test_norms_that_are_right_stay_bit_for_bit_beside_one_that_is_doubtful():
         return tape.norms()[0]
 
     assert torch.equal(norms(0)[1:], norms(1))
+
+
+def test_a_broken_sample_leaves_the_sum_of_the_others_bit_for_bit():
+    """Its norm is inf in double precision too, so nothing asks for sums in that, which round otherwise."""
+    a, b = torch.randn(30, 2, 48, generator=generator(1)), torch.randn(30, 2, 5, generator=generator(2))
+    model = nn.Linear(48, 5, bias=False)
+
+    def total(of_first):
+        summand = Factored(Outer(((5, 48),)), Strategy("gram"))
+        summand.add(Term(a, torch.cat([torch.full_like(b[:1], of_first), b[1:]])), summand.use)
+        tape = Tape(torch.zeros(30), FlatParameters(model), {(model.weight,): summand}, {model.weight: 0})
+        return clipped_by(tape, 30, lambda norms: (1 / norms).clamp(max=1), remainder=False).total
+
+    assert torch.equal(total(math.nan), total(0.0))
 
 
 def test_a_table_that_is_a_linear_layer_too_has_its_norm_in_double_precision():

@@ -221,6 +221,19 @@ def test_seeds_whose_points_weigh_differently_are_computed_all_the_same():
         assert_same(got, want.alone())
 
 
+@pytest.mark.parametrize("what", ["apart", "remainder"])
+@pytest.mark.filterwarnings("error:seeds computed one by one")  # as they would be once that was found to be wrong
+def test_points_clipped_apart_and_what_clips_leave_over_are_computed_all_the_same(what):
+    """DP-PMLF as released, and DiceSGD: a pass that seeds share has neither."""
+    seeds = Seeds("mlp", [3, 3], 2)
+    together, alone = ([request._replace(**{what: True}) for request in seeds.requests()] for _ in range(2))
+    for got, request in zip(seeds.fused.clipped_sums(together), alone, strict=True):
+        want = request.alone()
+        assert_same(got, want)
+        if what == "remainder":
+            torch.testing.assert_close(got.remainder, want.remainder, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["linear", "convolutions"])
 def test_a_broken_sample_adds_nothing_and_changes_no_other_seed(name, broken):
@@ -300,8 +313,11 @@ def test_every_strategy_gives_the_same(name, kind, monkeypatch):
 def test_samples_in_a_summand_for_each_seed_are_kept_and_added_up_as_those_of_one(kind):
     a, b, factors = torch.randn(6, 5, 4).double(), torch.randn(6, 5, 3).double(), torch.randn(6).double()
     use, strategy = Outer(((3, 4),)), Strategy(kind)
-    by_seed = BySeed([summand_of(use, strategy, 1) for _ in range(2)])
-    by_seed.add(Term(a, b), use)
+    by_seed, of_one = BySeed([summand_of(use, strategy, 1) for _ in range(2)]), summand_of(use, strategy, 1)
+    for summand in (by_seed, of_one):
+        summand.add(Term(a, b), use)
+    for own, want in zip(by_seed.squares(), of_one.squares(), strict=True):
+        torch.testing.assert_close(own, want.expand(6))
     kept = torch.tensor([True, False, True, True, True, False])
     by_seed.keep(kept)
     total = torch.zeros(3, 4).double()
@@ -486,8 +502,9 @@ def test_shared_passes_are_compared_again_on_the_way():
     assert "are wrong in this one" in str(found[0])
 
 
+@pytest.mark.parametrize("what", ["total", "norms"])  # of rows in another order the sum is right, but for clipping
 @pytest.mark.parametrize("off", [{4}, {4, 5}, {5}])
-def test_a_shared_pass_that_differs_once_is_computed_alone_and_the_next_is_compared(monkeypatch, off):
+def test_a_shared_pass_that_differs_once_is_computed_alone_and_the_next_is_compared(monkeypatch, off, what):
     """As where a sample is on the edge of a ReLU; the fourth pass is one of those that are compared."""
     engines, fused = fused_of(lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)))
     x, y = torch.randn(8, 6), torch.randint(3, (8,))
@@ -496,7 +513,7 @@ def test_a_shared_pass_that_differs_once_is_computed_alone_and_the_next_is_compa
     def otherwise(self, pieces):
         number, found = next(passes), together(self, pieces)
         if number in off:
-            found[1] = found[1]._replace(total=1.5 * found[1].total)
+            found[1] = found[1]._replace(**{what: 1.5 * getattr(found[1], what)})
         return found
 
     monkeypatch.setattr(FusedGradients, "_together", otherwise)
