@@ -237,6 +237,9 @@ def test_only_what_is_named_is_looked_at(store, record):
     assert results(store, "check", f"{digest}/0").out == "1 record looked at: all is well\n"
     assert results(store, "check", digest).code == 1, "the copy is of seed 0"
     assert results(store, "check", "ffff").error() == "ffff: no record has a hash that begins so"
+    shutil.copytree(record, record.parents[1] / ("0" * 12) / "0")
+    both = results(store, "check", f"{digest}/0", "0000").out
+    assert "\n2 records looked at: 1 problem found" in both, "the copy is of another hash"
 
 
 # Other commands.

@@ -258,18 +258,21 @@ def test_one_who_slept_does_not_take_others_for_gone(path, monkeypatch):
     assert state == State.STALE
 
 
-def test_one_who_stands_still_under_a_claim_gives_it_up(path, monkeypatch):
+@pytest.mark.parametrize(("share", "takes"), [(0.4, True), (0.6, False)])
+def test_one_who_stands_still_under_a_claim_gives_it_up(path, monkeypatch, share, takes):
+    """After half of what makes a claim stale: nobody else takes it for one whose maker has gone before that."""
     held_elsewhere(path)
     seen, glance = look(path), locks.look
+    now = [0.0]
 
     def slow(path):
-        time.sleep(0.1)
+        now[0] += share * locks.STALE
         return glance(path)
 
     monkeypatch.setattr(locks, "look", slow)
-    monkeypatch.setattr(locks, "STALE", 0.1)
-    assert not take_away(path, seen)
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    monkeypatch.setattr(locks.time, "monotonic", lambda: now[0])
+    assert take_away(path, seen) == takes
+    assert [file.name for file in path.parent.iterdir()] == ([] if takes else [path.name])
 
 
 def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path, quick):
@@ -285,6 +288,17 @@ def test_a_claim_whose_maker_has_gone_holds_up_nobody_for_good(path, quick):
     assert lock.acquire()
     lock.release()
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_lock_is_not_released_under_the_claim_of_another(path):
+    """Who has looked once more under it is about to remove the lock, and would remove that of the next holder."""
+    lock = Lock(path)
+    assert lock.acquire()
+    claim = path.with_name(f"{path.name}.{look(path).token}.1")
+    claim.touch()
+    lock.release()
+    assert not lock.held
+    assert sorted(path.parent.iterdir()) == [path, claim]
 
 
 def test_a_lock_that_was_made_and_not_yet_written_is_held_until_it_is_stale(path, quick):

@@ -15,7 +15,7 @@ import yaml
 from cli import ROOT, environment, read
 from made_up_locks import held_elsewhere
 from many_records import make
-from results_command import age_by, change, results, rows
+from results_command import DAY, age_by, change, results, rows
 
 from dpbench import cache
 from dpbench.claims.schema import METRICS
@@ -326,14 +326,17 @@ def test_a_run_whose_process_has_gone_is_listed_as_interrupted(store, record):
 
 
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml"])
-def test_files_that_are_replaced_in_a_finished_record_are_noticed(store, record, name):
-    """As git does, or who copies a record from another machine; the folder above stays as it is."""
+@pytest.mark.parametrize("copied", [False, True])
+def test_files_that_are_replaced_in_a_finished_record_are_noticed(store, record, name, copied):
+    """As git does, or who copies an older record with its times; the folder above stays as it is."""
     age_by(store)
     (before,) = rows(results(store, "list"))
     age = record.parent.stat().st_mtime_ns
     content = (record / name).read_text()
     changed = content.replace('"final":', '"final":0.125,"was":').replace("eps: 8.0", "eps: 4.0")
     write_atomically(record / name, changed)
+    if copied:
+        age_by(record, 3 * DAY)
     assert changed != content
     assert record.parent.stat().st_mtime_ns == age
     (after,) = rows(results(store, "list"))
@@ -346,8 +349,11 @@ def test_a_damaged_record_is_looked_at_until_it_is_repaired(store, record):
     (record / "summary.json").write_text("[]")
     age_by(store)
     assert statuses(store) == ["damaged"]
+    lasting = Index(store)
     (record / "summary.json").write_text(content)
     assert statuses(store) == ["finished"]
+    lasting.refresh()
+    assert lasting.column("status") == ["finished"]
 
 
 def test_what_is_known_is_not_read_again(store, monkeypatch):
@@ -368,9 +374,10 @@ def test_the_index_keeps_values_as_they_are_recorded(store, record):
     assert {name: kept.column(name) for name in kept.names} == {name: fresh.column(name) for name in fresh.names}
 
 
-def test_a_time_that_is_too_young_is_not_trusted(store, record, monkeypatch):
-    """Another record may have come in the same moment as the one that was seen."""
-    now = time.time()
+@pytest.mark.parametrize("age", [0, 30])
+def test_a_time_that_is_too_young_is_not_trusted(store, record, age):
+    """Another record may have come in the same moment as the one that was seen, by the clock of another machine."""
+    now = time.time() - age
     os.utime(record.parent, (now, now))
     assert len(rows(results(store, "list"))) == 1
     copy_of(record, record.parent.name, "1")

@@ -63,6 +63,21 @@ def test_a_small_difference_that_is_no_rounding_is_shown(world):
 
 
 @pytest.mark.parametrize(
+    ("printed", "tolerance", "found", "said"),
+    [
+        ("60", "0.00000000000001", 60 + 2e-13, "60.00 % over 3 runs, +0,"),  # rounding is in proportion to the number
+        ("0", "0.000000001", 5e-10, "0.00 % over 3 runs, +5e-10,"),  # and that of none to what is allowed
+    ],
+)
+def test_rounding_is_told_from_differences_where_little_is_allowed(world, printed, tolerance, found, said):
+    strict = f"tolerance: {{points: {tolerance}}}\nneeds:"
+    change = lambda text: text.replace("60 ± 0.3", printed).replace("needs:", strict)  # noqa: E731
+    finding = world.values(*[found] * 3, change=change)
+    assert finding.outcome == Outcome.REPRODUCED
+    assert finding.detail.startswith(said)
+
+
+@pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
         (67185.0, "s", "67185"),
