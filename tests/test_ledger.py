@@ -38,11 +38,14 @@ def test_a_release_recorded_twice_leaves_none_for_the_end():
 
 def test_a_ledger_resumed_from_an_empty_state_never_is_complete():
     first = ledger_of(equal_plan(0.1, 2.0, 4))
-    empty = first.state_dict()
+    before = []
     for _ in range(2):
+        before.append(first.state_dict())
         first.record(Release(0.1, 2.0))
-    with pytest.raises(BudgetError, match="2 releases were made"):
-        first.load_state_dict(empty)
+    empty, _ = before
+    for state in before:
+        with pytest.raises(BudgetError, match="2 releases were made"):
+            first.load_state_dict(state)
     assert len(first) == 2
 
     resumed = ledger_of(equal_plan(0.1, 2.0, 4))

@@ -433,6 +433,7 @@ def test_the_eps_of_runs_that_spent_different_ones_is_a_range_and_pointed_out(st
     assert cells(outcome)["configurations, averaged over"] == ["2", "1"]
     several = [line for line in outcome.out.splitlines() if line.startswith("Means over several configurations")]
     assert [line.rpartition(" in ")[2] for line in several] == ["algo=disk"]
+    assert "Welch" not in outcome.out, "spread over configurations is no noise"
     assert outcome.out.splitlines()[-1] == "Means over several values of eps say little: add eps=... to algo=disk"
 
 
