@@ -25,6 +25,7 @@ from dpbench.gradients.uses import (
     Strategy,
     Term,
 )
+from dpbench.gradients.uses.base import SMALLEST_SQUARE
 from dpbench.query import Point
 
 pytestmark = [
@@ -104,6 +105,20 @@ def test_tokens_that_cancel_are_noticed_in_whichever_call_they_are(kind, order):
     for term in (Term(a, b), Term(1e-3 * torch.randn(4, 2, 48), 1e-3 * torch.randn(4, 2, 5)))[::order]:
         summand.add(term, summand.use)
     assert bool(Tape(torch.zeros(4), FlatParameters(model), {(model.weight,): summand}, {model.weight: 0}).doubtful())
+
+
+@pytest.mark.parametrize(("tokens", "width", "large"), [(1024, 1, 2e4), (2, 1024, 1e5), (1, 1024, 1e5)])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_squares_that_underflow_are_doubted_however_many_tokens_or_channels_hide_them(tokens, width, large, swapped):
+    """Each square is just below half of the smallest number; all together are beyond a thousandth of what matters."""
+    small = 2.6e-23
+    terms = large * torch.ones(1, tokens, 1), small * torch.ones(1, tokens, width)
+    exact = (tokens * large * small) ** 2 * width
+    assert 1e-3 * SMALLEST_SQUARE < exact < SMALLEST_SQUARE
+    shape = (1, width) if swapped else (width, 1)
+    found = Outer((shape,)).gram_squares([Term(*terms[:: -1 if swapped else 1])], Strategy("gram"))
+    assert float(found.whole) == 0
+    assert found.parts.isinf().all()
 
 
 STANDARDISATION = Standardisation(
