@@ -416,6 +416,30 @@ def test_a_broken_sample_moves_what_is_released_by_no_more_than_the_bound(name, 
             torch.testing.assert_close(found.remainder, without.remainder)
 
 
+def test_a_sample_that_is_broken_in_one_layer_adds_nothing_to_the_others():
+    model = small_model()[0]
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[2].weight.mul_(100)  # which takes the first layer's gradient, and that one alone, beyond all numbers
+    gradients = PerSampleGradients(model, FlatParameters(model), per_sample_loss, per_layer=True)
+    x, y = samples(4)
+    x[2] = 3e38
+    points = [Point(1.0, gradients.flat.vector)]
+    rest = torch.tensor([0, 1, 3])
+    seen: list[torch.Tensor] = []
+
+    def factors(norms: torch.Tensor) -> torch.Tensor:
+        seen.append(norms.clone())
+        return clips.ThresholdClip(scope="per_layer").factors(norms, 0.7)
+
+    found = gradients.clipped_sum(points, [(x, y)], factors)
+    first, *others = seen[0][:, 2]
+    assert first.isinf()
+    assert all(norm.isfinite() for norm in others)
+    without = gradients.clipped_sum(points, [(x[rest], y[rest])], factors)
+    torch.testing.assert_close(found.total, without.total)
+
+
 def test_without_a_sample_that_is_not_broken_only_noise_is_released():
     _, gradients = small_model()
     x, y = samples(4)
