@@ -123,6 +123,7 @@ def test_command_says_what_is_violated(capsys, tmp_path, monkeypatch):
     [
         ("eps=inf", "eps=inf: promises nothing"),
         ("eps=1,2", "an audit is of one"),
+        ("plan=true", "plan=true: an audit prints no plan, it would run; leave it out"),
         ("audit.runs=3", "audit.runs=3: expected a whole number >= 10"),
         ("audit.runs=x", "audit.runs=x: expected a whole number"),
         ("audit.confidence=1", "audit.confidence=1: expected a number in (0, 1)"),

@@ -62,6 +62,8 @@ def compose(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> tuple
     if len(jobs) > 1:
         raise UserError(f"{jobs[0].name}, {jobs[1].name}, ...: several runs; an audit is of one")
     job = jobs[0]
+    if job.config.plan:  # typed so that nothing runs
+        raise UserError("plan=true: an audit prints no plan, it would run; leave it out")
     given = job.config.privacy.noise_multiplier
     allowed = "null, for the attacked runs are shorter than the run and each is calibrated to its eps"
     require(given is None, "privacy.noise_multiplier", given, allowed)
