@@ -87,6 +87,9 @@ def test_what_does_not_change_a_run_is_not_in_its_name(typed):
     assert name_of([typed]) == "defaults"
 
 
-@pytest.mark.parametrize("typed", ["algo=disk", "dataset.train_size=5", "seeds=3", "seed=4", "optim.lr=0.1"])
+@pytest.mark.parametrize(
+    "typed",
+    ["algo=disk", "dataset.train_size=5", "seeds=3", "seed=4", "optim.lr=0.1", "dataset.suggested.lr.sgd=1"],
+)
 def test_what_tells_a_run_from_others_is_in_its_name(typed):
     assert name_of(["device=cpu", typed]) == typed

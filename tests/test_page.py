@@ -19,6 +19,7 @@ from dpbench.report import page as page_module
 from dpbench.report.inline_svg import inline_svg
 from dpbench.report.outcomes import BADGES
 from dpbench.report.page import page
+from dpbench.report.runs import Configuration
 
 FILE = """
 title: Made up & invented
@@ -307,6 +308,12 @@ def test_an_audit_stands_beside_the_runs_of_its_configuration_alone(world, capsy
     assert "<dt>Audit</dt>" in shown[digest(NEW.split())]
     assert "<dt>Audit</dt>" not in shown[digest(OLD.split())]
     assert "run: expected a text" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_command_of_a_run_has_the_suggestions_that_it_took():
+    typed = ["device=cpu", "dataset.suggested.lr.sgd=1", "eps=2", "seed=3"]
+    one = Configuration("abc", (), {"overrides": typed}, {}, (), ())
+    assert one.overrides == ("dataset.suggested.lr.sgd=1", "eps=2")
 
 
 def test_a_run_shows_config_ledger_guarantee_curve_and_provenance(world):

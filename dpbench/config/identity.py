@@ -43,13 +43,17 @@ NULL_WHERE_ABSENT = frozenset({"privacy.search_runs"})
 
 def is_identity(name: str) -> bool:
     """Whether a setting, by its dotted name, is one of those that can change the numbers of a run."""
-    return not any(name == one or name.startswith(f"{one}.") for one in NOT_IDENTITY)
+    return not _is_among(name, NOT_IDENTITY)
+
+
+def _is_among(name: str, groups: Iterable[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in groups)
 
 
 def changes_nothing(override: str) -> bool:
     """Whether what was typed only says where, how or for which seed a run is carried out, or shown."""
     key = override.lstrip("+~").partition("=")[0]
-    return key.partition(".")[0] != "algo" and not is_identity(key)
+    return not is_identity(key) and not _is_among(key, ("algo", "dataset.suggested"))  # from which a run takes values
 
 
 def name_of(overrides: Iterable[str]) -> str:
