@@ -103,6 +103,8 @@ BAD_INPUT = [
     ("dataset.test_size=50", "dataset.test_size=50", "the test split has images of shape (360, 1, 8, 8)"),
     ("dataset.height=9", "dataset.height=9", "expected (1437, 1, 9, 8); leave it out"),
     ("foo", "foo", "key=value"),
+    ("tracker.project=ü", "tracker.project=ü", "other signs, such as \"tracker.project='ü'\""),
+    ("model.hidden=[64", "model.hidden=[64", "put quotes around a value with other signs"),
     ("algo=8", "algo=8", "the name of one of its options"),
     ("algo=[disk,dpsgd]", "algo=[disk,dpsgd]", "the name of one of its options"),
     ("algo={a:1}", "algo={a:1}", "the name of one of its options"),

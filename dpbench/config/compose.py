@@ -247,8 +247,16 @@ def _parse(overrides: Sequence[str], config_dirs: Sequence[Path]) -> list[Overri
         except HydraException as error:
             if line in COMMANDS:
                 raise UserError(f"{line}: expected key=value; did you mean python -m dpbench.{line}?") from error
-            raise UserError(f"{line}: expected key=value; put quotes around a value with other signs") from error
+            how = f"put quotes around a value with other signs{_in_quotes(line)}"
+            raise UserError(f"{line}: expected key=value; {how}") from error
     return parsed
+
+
+def _in_quotes(override: str) -> str:
+    """How one value with other signs is typed: a shell takes off the outer quotes."""
+    key, _, value = override.partition("=")
+    plain = value and re.fullmatch(r"[\w./]+", key, re.ASCII) and not set(value) & set("='\"[]{}(),$`!\\")
+    return f""", such as "{key}={in_grammar(value)}\"""" if plain else ""
 
 
 def _group(override: str) -> str:
