@@ -129,6 +129,17 @@ class Public(Good):
         self.last = None
 
 @dataclass
+class Unset(Good):
+    remembers = ("_last", "_mean")
+
+    def __post_init__(self):
+        self._last = None
+
+@dataclass
+class NoTuple(Good):
+    remembers = ("_last")
+
+@dataclass
 class Named(Good):
     kind: str = "median"
 
@@ -151,6 +162,16 @@ BAD = {
         "bad_stages.Public",
         "",
         "filter=Public: it sets last, which is no field of it; call what it remembers or derives _last",
+    ),
+    "what it remembers before it is set": (
+        "bad_stages.Unset",
+        "",
+        "filter=Unset: it names _mean in remembers, but begins without; set it in __post_init__, to None say",
+    ),
+    "what it remembers as a text": (
+        "bad_stages.NoTuple",
+        "",
+        "filter=NoTuple: its remembers is one text; a tuple ends in a comma, ('_last',)",
     ),
     "a field with the name of the class": (
         "bad_stages.Named",

@@ -35,7 +35,7 @@ from dpbench.config.registry import register
 from dpbench.config.schema import RunConfig
 from dpbench.config.unread import refuse_unread, unread
 from dpbench.errors import UserError, require, require_text
-from dpbench.stage import is_own
+from dpbench.stage import Stage, is_own
 
 # Of a sweep.
 MOST_JOBS = 100_000
@@ -144,6 +144,8 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return
     known = {field.name for field in dataclasses.fields(value)}
+    if isinstance(value, Stage) and is_own(type(value)):
+        _require_what_it_remembers(value, path.removesuffix("."))
     for name, item in vars(value).items():
         if name not in known and not name.startswith("_"):
             if is_own(type(value)):
@@ -151,6 +153,20 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
                 raise UserError(message, field=path.removesuffix("."), value=type(value).__name__)
             raise UserError(f"no such setting; known here: {', '.join(sorted(known))}", field=path + name, value=item)
         _refuse_extra_keys(item, f"{path}{name}.")
+
+
+def _require_what_it_remembers(stage: Stage, field: str) -> None:
+    """A checkpoint could not be written, or would be of no use later, where a stage begins without it."""
+    kind, names = type(stage), stage.remembers
+    if isinstance(names, str):
+        message = f"its remembers is one text; a tuple ends in a comma, ({names!r},)"
+        raise UserError(message, field=field, value=kind.__name__)
+    if kind.load_state_dict is not Stage.load_state_dict:
+        return
+    if lacking := [name for name in names if not hasattr(stage, name)]:
+        named = ", ".join(lacking)
+        message = f"it names {named} in remembers, but begins without; set it in __post_init__, to None say"
+        raise UserError(message, field=field, value=kind.__name__)
 
 
 def quoted(override: str) -> str:
