@@ -36,6 +36,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.training.following import follow
     from dpbench.training.job_record import record_of
     from dpbench.training.torchrun import torchrun_team
+    from dpbench.wording import number_of
 
 console = make_console()
 errors = make_console(stderr=True)
@@ -148,7 +149,7 @@ def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multi
     launched = True
     if waiting:
         if sweep:
-            console.print(f"{len(jobs)} runs, {len(finished)} of them finished already")
+            console.print(f"{number_of(len(jobs), 'run')}, {len(finished)} of them finished already")
             missing = [missing_data(job.config) for job in waiting] if here else []
             if not all(missing):  # else what is begun is refused at once
                 for line in dict.fromkeys(chain(*missing)):

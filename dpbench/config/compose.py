@@ -157,7 +157,8 @@ def _refuse_extra_keys(value: Any, path: str) -> None:
 
 def _require_what_it_remembers(stage: Stage, field: str) -> None:
     """A checkpoint could not be written, or would be of no use later, where a stage begins without it."""
-    kind, names = type(stage), stage.remembers
+    kind = type(stage)
+    names: Sequence[str] = stage.remembers
     if isinstance(names, str):
         message = f"its remembers is one text; a tuple ends in a comma, ({names!r},)"
         raise UserError(message, field=field, value=kind.__name__)
