@@ -16,7 +16,7 @@ from dpbench.errors import UserError, require
 from dpbench.filters import Filter
 from dpbench.gradients import Clipped, MicroBatch, PerSampleGradients, Request
 from dpbench.noise import Noise
-from dpbench.privacy.gaussian import GaussianSource, SeededGaussian
+from dpbench.privacy.gaussian import GaussianSource, SeededGaussian, add_noise
 from dpbench.privacy.ledger import Ledger
 from dpbench.privacy.plan import Release
 from dpbench.query import Query
@@ -124,7 +124,7 @@ class PrivateStep:
         self.moved: Moved = gradients.flat
         self.recorder: Recorder | None = None
         self.steps = 0
-        self._noise = torch.empty_like(gradients.flat.vector)
+        self._noise = torch.empty_like(gradients.flat.vector, dtype=noise_source.dtype)
 
     def __call__(self, batch: Iterable[MicroBatch]) -> Tensor:
         """Take the step, as `take` does, with the clipped sum computed at once.
@@ -238,7 +238,7 @@ class PrivateStep:
             self.threshold.release(self.side_source if multiplier > 0 else None, error_weight)
         if multiplier > 0:
             drawn = self.noise.draw(self._noise, self.noise_source)
-            found.total.add_(drawn, alpha=multiplier * self.sensitivity(threshold))
+            add_noise(found.total, drawn, multiplier * self.sensitivity(threshold), self.noise_source)
         return found.total
 
     def state_dict(self) -> State:

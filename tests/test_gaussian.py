@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from dpbench.privacy.gaussian import BLOCK, LARGE, PART, SecureGaussian, SeededGaussian
+from dpbench.privacy.gaussian import BLOCK, GRID, LARGE, PART, SecureGaussian, SeededGaussian, add_noise
+from dpbench.training.shared_sources import NoiseFromTheLeader
 
 COUNT = 200_000
 
@@ -126,3 +127,59 @@ def test_the_ends_of_the_uniform_numbers_give_finite_noise(monkeypatch):
     monkeypatch.setattr(source._stream, "multiples", lambda count: np.array([0.0, 2.0**53 - 1]))
     assert source._uniform(2).tolist() == [2.0**-54, 1.0]
     assert source.fill(torch.empty(2)).isfinite().all()
+
+
+def noisy(sum_: float, noise: torch.Tensor, deviation: float, source) -> torch.Tensor:
+    total = torch.full((len(noise),), sum_)
+    add_noise(total, noise, deviation, source)
+    return total
+
+
+def possible(found: torch.Tensor, sum_: float, deviation: float, source, dtype: torch.dtype) -> torch.Tensor:
+    """Which numbers a sum with some noise of a type can be: the noise they ask for, or one of its neighbours, is it."""
+    noise = ((found.double() - sum_) / deviation).to(dtype)
+    up, down = (torch.full_like(noise, end) for end in (math.inf, -math.inf))
+    near = [noise, noise.nextafter(up), noise.nextafter(down)]
+    near += [near[1].nextafter(up), near[2].nextafter(down)]
+    return torch.stack([noisy(sum_, each, deviation, source) == found for each in near]).any(0)
+
+
+SUMS = (0.0, 1e-3, 0.3, 7.0)
+
+
+@pytest.mark.parametrize("deviation", [1e-4, 0.94, 1.0, 1.3, 1.5, 3.1, 700.0])
+def test_a_number_of_a_sum_with_secure_noise_may_be_that_of_any_other_sum(deviation):
+    """Else one number tells for sure which of two sums it is (Mironov 2012)."""
+    source, sums = SecureGaussian(), [float(np.float32(deviation * sum_)) for sum_ in SUMS]
+    for sum_ in sums:
+        found = noisy(sum_, drawn(source), deviation, source)
+        for other in sums:
+            assert possible(found, other, deviation, source, torch.float64).all()
+
+
+def test_numbers_of_a_sum_with_noise_in_single_precision_tell_of_the_sum():
+    """Why secure noise is not: of these every seventh is none that 0 gives."""
+    source = SeededGaussian(torch.Generator().manual_seed(0))
+    at_zero, at_another = (noisy(sum_, drawn(source, torch.float32), 1.3, source) for sum_ in (0.0, 1e-3))
+    assert possible(at_zero, 0.0, 1.3, source, torch.float32).all()
+    assert (~possible(at_another, 0.0, 1.3, source, torch.float32)).double().mean() > 0.1
+
+
+@pytest.mark.parametrize("sum_", [0.0, 1e-3, 0.3])
+@pytest.mark.parametrize("deviation", [0.94, 1.3])
+def test_sums_with_secure_noise_are_normal_on_a_grid_of_the_deviation_alone(deviation, sum_):
+    """Each check fails a sound source with probability below 1e-7."""
+    source = SecureGaussian()
+    found = noisy(sum_, drawn(source), deviation, source).double()
+    assert stats.kstest(((found - sum_) / deviation).numpy(), "norm").pvalue > 1e-7
+    spacing = 2.0 ** math.floor(math.log2(deviation)) / GRID
+    places = (found / spacing)[found.abs() < 2 * GRID * spacing]  # where float32 has all of the grid
+    assert torch.equal(places, places.round())
+    for divisor in (2, 3, 5):
+        share = (places % divisor == 0).double().mean()
+        assert abs(share - 1 / divisor) < 5.5 * (1 / divisor / len(places)) ** 0.5
+
+
+def test_processes_get_secure_noise_in_the_precision_that_it_asks_for():
+    for source in (SecureGaussian(), SeededGaussian(torch.Generator())):
+        assert NoiseFromTheLeader(None, source).dtype == source.dtype

@@ -12,12 +12,14 @@ from dp_accounting import get_epsilon_gaussian
 from helpers import assembled, composed
 
 from dpbench.audit.tap import Tap
+from dpbench.gradients import Clipped
 from dpbench.privacy import calibrate
 from dpbench.privacy.__main__ import main
-from dpbench.privacy.gaussian import SecureGaussian
+from dpbench.privacy.gaussian import GRID, SecureGaussian
 from dpbench.privacy.guarantee import statement
 from dpbench.privacy.tuning import RandomStopping
-from dpbench.training.budget import budget
+from dpbench.training.assemble import assemble
+from dpbench.training.budget import budget, open_ledger
 
 SMALL = ("dataset=digits", "batch_size=128", "epochs=5")
 
@@ -300,3 +302,15 @@ def test_secure_noise_has_the_declared_deviation_in_a_step():
     # 26,000 normals: the variance is within 5.5 of its deviations but with probability below 1e-7.
     wanted = (3.0 / parts.step.expected_batch) ** 2
     assert noise.var() == pytest.approx(wanted, rel=5.5 * math.sqrt(2 / noise.numel()))
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "dp_ftrl", "dp_ftrl_banded"])
+def test_a_step_with_secure_noise_releases_multiples_of_a_grid_that_tell_nothing_of_the_sum(algorithm):
+    config = composed(f"algo={algorithm}", "privacy.secure_noise=true")
+    step = assemble(config, torch.device("cpu"), 1.3, open_ledger(config, 1.3)).step
+    for _ in range(2):
+        total = torch.full_like(step.gradients.flat.vector, 0.3)  # which is none of them
+        found = step.release(Clipped(total, torch.empty(0), torch.empty(0)), 1.0)
+        places = (found.double() * GRID)[found.abs() < 2]
+        assert len(places) > 100
+        assert torch.equal(places, places.round())

@@ -26,13 +26,45 @@ BLOCK = 2**16
 # From so many numbers on several threads draw them, in parts of so many.
 LARGE, PART = 2**20, 2**17
 
+# A sum with secure noise is rounded to multiples of a power of two, of which so many and up to twice as many make a
+# deviation of the noise: as many as float32 tells apart there.
+GRID = 2**23
+
 
 class GaussianSource(ABC):
-    """Draws standard normal noise."""
+    """Draws standard normal noise.
+
+    Attributes:
+        dtype: precision in which its numbers are to be drawn and added; None for that of the sum.
+    """
+
+    dtype: torch.dtype | None = None
 
     @abstractmethod
     def fill(self, out: Tensor) -> Tensor:
         """Fill a tensor with independent standard normal numbers and return it."""
+
+
+def add_noise(total: Tensor, noise: Tensor, deviation: float, source: GaussianSource) -> None:
+    """Add noise to a sum, in place.
+
+    A number of float32 times a deviation, rounded, is never some of the numbers of float32; of two sums, each misses
+    other ones. Where noise has been float32 before, a single number may thus tell for sure that it is not the one sum
+    with noise, but the other, and many of a vector do. So numbers of a source that asks for double precision are added
+    in that, and what comes of it is rounded to a grid that depends on the deviation alone: each of its numbers stands
+    for 2^24 and more of double precision, whatever the sum (Mironov 2012).
+
+    Args:
+        total: the sum.
+        noise: of standard deviation 1, of the same shape.
+        deviation: what it is multiplied with, > 0.
+        source: of the noise.
+    """
+    if source.dtype is None:
+        total.add_(noise, alpha=deviation)
+        return
+    spacing = 2.0 ** (math.frexp(deviation)[1] - 1) / GRID
+    total.copy_(torch.add(total, noise, alpha=deviation).div_(spacing).round_().mul_(spacing))
 
 
 class SeededGaussian(GaussianSource):
@@ -93,9 +125,11 @@ class SecureGaussian(GaussianSource):
     Uniform numbers come from a `KeyStream`; a run that is resumed draws a new key, because one kept in a checkpoint
     would give all noise away. Each number is the sum of four normals over two, in double precision: which sums of four
     floating-point normals a value can be is too costly to enumerate, which the attack on the gaps of a single draw
-    needs (Mironov 2012; Holohan and Braghin 2021). The sum is rounded once, to the type of the tensor. Numbers are made
-    on the CPU.
+    needs (Mironov 2012; Holohan and Braghin 2021). They stay in double precision until they are in the sum, see
+    `add_noise`. Numbers are made on the CPU.
     """
+
+    dtype = torch.float64
 
     def __init__(self) -> None:
         self._stream = KeyStream()

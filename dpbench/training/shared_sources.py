@@ -17,6 +17,7 @@ class NoiseFromTheLeader(GaussianSource):
     """Noise of rank 0's source for all."""
 
     def __init__(self, contact: Contact, source: GaussianSource) -> None:
+        self.dtype = source.dtype
         self._contact = contact
         self._source = source
 
