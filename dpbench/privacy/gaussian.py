@@ -52,7 +52,7 @@ def add_noise(total: Tensor, noise: Tensor, deviation: float, source: GaussianSo
     other ones. Where noise has been float32 before, a single number may thus tell for sure that it is not the one sum
     with noise, but the other, and many of a vector do. So numbers of a source that asks for double precision are added
     in that, and what comes of it is rounded to a grid that depends on the deviation alone: each of its numbers stands
-    for 2^24 and more of double precision, whatever the sum (Mironov 2012).
+    for a great many of double precision, so that none tells which sum it is of (Mironov 2012).
 
     Args:
         total: the sum.
