@@ -274,6 +274,23 @@ def test_the_line_of_a_sweep_is_taken_as_it_is(capsys):
     assert capsys.readouterr().out == plain
 
 
+def test_sizes_are_those_of_the_first_run_only_where_others_differ(capsys):
+    for others, told in (("eps=1,8", False), ("batch_size=64,128", True), ("delta=1e-5,1e-6", True)):
+        assert main([*SMALL, "privacy.accountant=rdp", "--grid", "1", others]) == 0
+        assert ("(of the first)" in capsys.readouterr().out.splitlines()[0]) == told
+
+
+def test_runs_without_noise_are_left_out_and_said_to_be(capsys):
+    printed = []
+    for eps in ("eps=8", "eps=8,inf"):
+        assert main([*SMALL, "privacy.accountant=rdp", "--grid", "1", eps]) == 0
+        printed.append(capsys.readouterr().out.splitlines())
+    left_out = "Without noise (eps=inf) there is nothing to account for: left out."
+    assert left_out not in printed[0]
+    assert printed[1][1] == left_out
+    assert [line for line in printed[1] if line != left_out] == printed[0]
+
+
 def test_help_is_printed(capsys):
     assert main(["--help"]) == 0
     assert "python -m dpbench.privacy" in capsys.readouterr().out

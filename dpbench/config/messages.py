@@ -57,6 +57,7 @@ SHAPES = {
     r"Invalid value assigned: \w+ is not a ListConfig": "a list",
     r"Cannot merge DictConfig with ListConfig": "a list",
     r"Cannot convert '\w+' to string": "one text",
+    r"Cannot assign \w+ to Dict\[": "a value for each name, such as {sgd: 1}",
 }
 
 

@@ -85,11 +85,10 @@ def _print(jobs: list[Job], grid: int | None, console: Console) -> None:
     given = any(job.config.privacy.noise_multiplier is not None for job in private)
     require(grid is None or not given, "--grid", grid, "none beside privacy.noise_multiplier, as it asks for noise")
     grid = grid or CANDIDATES
-    first = private[0].config
-    console.print(
-        f"N={first.dataset.train_size}, batch size {first.batch_size}, {number_of(first.steps, 'step')}, "
-        f"delta={first.delta_value:.3g}" + (" (of the first)" if len(private) > 1 else "")
-    )
+    sizes = list(dict.fromkeys(_sizes(job.config) for job in private))
+    console.print(sizes[0] + " (of the first)" * (len(sizes) > 1))
+    if len(private) < len(jobs):
+        console.print("Without noise (eps=inf) there is nothing to account for: left out.")
     searched = any(map(_is_searched, private))
     what = "eps spent" if given else "noise multiplier"
     spent = _table(f"{what} by one run, no search" if searched else what, columns)
@@ -111,6 +110,13 @@ def _print(jobs: list[Job], grid: int | None, console: Console) -> None:
         )
         _print_rows(_table("noise multiplier of each training", columns), tuned, private, console)
     _print_guarantees(private, columns, console)
+
+
+def _sizes(config: RunConfig) -> str:
+    return (
+        f"N={config.dataset.train_size}, batch size {config.batch_size}, {number_of(config.steps, 'step')}, "
+        f"delta={config.delta_value:.3g}"
+    )
 
 
 def _print_guarantees(jobs: list[Job], columns: list[str], console: Console) -> None:
