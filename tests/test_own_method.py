@@ -266,6 +266,10 @@ SLIPS = {
         PACKAGE + "defaults:\n  - filter: momentum\n  - _self_\n" + NAMED,
         "algo/mine.yaml: filter=momentum is chosen in its defaults, by the line - override /filter: momentum",
     ),
+    "an option from the top that does not override": (
+        PACKAGE + "defaults:\n  - /filter: momentum\n  - _self_\n" + NAMED,
+        "a YAML file: filter=momentum is chosen in its defaults, by the line - override /filter: momentum",
+    ),
     "a group that is not there": (
         PACKAGE + "defaults:\n  - override /filtr: momentum\n  - _self_\n" + NAMED,
         "algo/mine.yaml: there is no group filtr to override; did you mean filter?",

@@ -115,6 +115,8 @@ def _wrong_choice(text: str, overrides: Sequence[str], option: str | None) -> Us
             names = [f"{key}.{field.name}" for field in dataclasses.fields(_several(key))]
             hint = f"; did you mean {OF_SEVERAL[key]}?" if OF_SEVERAL[key] else ""
             return UserError(f"it is several settings: {', '.join(names)}{hint}", field=key, value=value)
+    if match := re.match(r"Multiple values for (?P<group>\w+)\. .*'override \w+: (?P<name>[^']*)'", text):
+        return _to_override(option, match["group"], match["name"])
     if match := re.match(r"Merge error: \w+ is not a subclass of (?P<stage>\w+)\. value: (?P<value>.*)", text):
         group = next(
             (g for g, kinds in SCHEMAS.items() if match["stage"] in {k.__name__ for k in kinds.values()}), None
