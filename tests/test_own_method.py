@@ -203,6 +203,11 @@ def test_what_is_wrong_is_one_line(tmp_path, case):
         ("algo.window=0", "algo.window=0: expected a whole number >= 1"),
         ("filter.window=x", "filter.window=x: expected a whole number"),
         ("filter.windw=3", "filter.windw=3: no such setting; filter=median has window; did you mean filter.window?"),
+        (
+            "shard_states=true",
+            "shard_states=true: Median does not say that it works element by element, by elementwise = True in its "
+            "class, so no process can have a part of it",
+        ),
     ],
 )
 def test_settings_typed_for_it_are_checked_as_those_of_a_built_in_stage(my_conf, tmp_path, typed, expected):

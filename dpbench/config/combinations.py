@@ -12,6 +12,7 @@ from dpbench import clip, filters, noise, optim, threshold
 from dpbench.data import AutoAugment, ImageDataset
 from dpbench.error_feedback import ErrorFeedbackClip
 from dpbench.errors import UserError, require
+from dpbench.stage import is_own
 
 if TYPE_CHECKING:
     from dpbench.config.schema import RunConfig
@@ -184,8 +185,8 @@ def _shard_states(config: RunConfig) -> None:
     """Refuse parts of what works on the whole."""
     for stage in (config.filter, config.optim) if config.shard_states else ():
         if not stage.elementwise:
-            raise UserError(
-                f"{type(stage).__name__} does not work element by element, so no process can have a part of it",
-                field="shard_states",
-                value="true",
-            )
+            name = type(stage).__name__
+            why = f"{name} does not work element by element"
+            if is_own(type(stage)):  # which may
+                why = f"{name} does not say that it works element by element, by elementwise = True in its class"
+            raise UserError(f"{why}, so no process can have a part of it", field="shard_states", value="true")
