@@ -257,7 +257,13 @@ class Called(Bare):
         ),
         ("clip", "Lacking", "clip.scope=flat", "Lacking: it lacks factors, which Clip leaves to it"),
         ("clip", "OfEachGroup", "clip.factor=0.7", None),
-        ("clip", "OfEachGroup", "clip.factor=0.75", "more than its sensitivity of 0.001, on which eps rests"),
+        (
+            "clip",
+            "OfEachGroup",
+            "clip.factor=0.75",
+            "a gradient whose two groups of parameters have norms 0.001 and 0.001 with norm 0.00106066 at threshold "
+            "0.001, more than its sensitivity of 0.001, on which eps rests; extend dpbench.clip.GroupClip, which gives",
+        ),
         # Each term is bounded; but all of them change with one sample.
         ("clip", "OfTheBatch", "clip.of='norms.median()'", "depends on which others are in the batch"),
         ("clip", "OfTheBatch", "clip.of='norms.max()'", "depends on which others are in the batch"),

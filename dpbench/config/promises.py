@@ -144,10 +144,14 @@ def _bound(clip: Clip, threshold: float) -> None:
         broken = ~(clipped <= promised * (1 + ROUNDING))
         if broken.any():
             first = int(broken.nonzero()[0])
+            groups = [f"{norm:g}" for norm in norms[:, first].tolist()]
+            parts = f" whose two groups of parameters have norms {' and '.join(groups)}" if len(groups) > 1 else ""
             message = (
-                f"it leaves a gradient of norm {float(norms[:, first].norm()):g} with norm {float(clipped[first]):g} "
+                f"it leaves a gradient{parts or f' of norm {groups[0]}'} with norm {float(clipped[first]):g} "
                 f"at threshold {threshold:g}, more than its sensitivity of {promised:g}, on which eps rests"
             )
+            if parts:
+                message += "; extend dpbench.clip.GroupClip, which gives each group its part of the threshold"
             raise UserError(message, field="clip", value=type(clip).__name__)
 
 
