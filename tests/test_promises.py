@@ -324,6 +324,9 @@ class Called(Bare):
             "threshold.released='[math.nan, np.full(2, math.nan), drawn(2)[:0]]'",
             "ends up the same whatever its release() draws at step 0 for its count and median, on which eps rests",
         ),
+        # Limits that two norms and their noise do not reach, over the size of a batch.
+        ("threshold", "Counting", "threshold.released='max(0.01, (self._count + float(drawn(2)[0])) / 1000)'", None),
+        ("threshold", "Counting", "threshold.released='math.exp(max(300.0, float(drawn(2)[0])))'", None),
         ("augmentation", "Mixing", "augmentation.share=0", None),
         ("augmentation", "Mixing", "augmentation.flip=true", None),
         (

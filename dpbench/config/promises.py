@@ -212,11 +212,11 @@ def _observed(threshold: Threshold) -> None:
 
 
 class _Counting(SeededGaussian):
-    """Noise of a seed, the larger the higher that is; counts what is asked for."""
+    """Noise of a seed times a factor; counts what is asked for."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, factor: float) -> None:
         super().__init__(torch.Generator().manual_seed(seed))
-        self.factor = 1 + seed / 4
+        self.factor = factor
         self.drawn = 0
 
     @override
@@ -233,22 +233,38 @@ def _released(threshold: Threshold, steps: int) -> None:
     rests = f"for its {' and '.join(part.name for part in parts)}, on which eps rests"
     name, what = type(threshold).__name__, None
     for step in range(min(steps, DRAWN_STEPS)):
-        tried, sources = [deepcopy(threshold) for _ in range(DRAWS)], [_Counting(seed) for seed in range(DRAWS)]
-        for one, source in zip(tried, sources, strict=True):
-            one.observe(one.value(step) * torch.tensor(SEEN))
-            one.release(source, 1.0)
+        sources = [_Counting(seed, 1 + seed / 4) for seed in range(DRAWS)]
+        tried = [_after(threshold, step, source) for source in sources]
         fewest = min(source.drawn for source in sources)
         if fewest < len(parts):
             what = f"its release() draws {number_of(fewest, 'number')} of the source at step {step} {rests}"
-        elif step + 1 < steps and _all_same([(one.state_dict(), one.value(step + 1)) for one in tried]):
+        elif step + 1 < steps and _all_same(tried, step + 1) and not _moved_by_large_draws(threshold, step):
             what = f"it ends up the same whatever its release() draws at step {step} {rests}"
         if what is not None:
             raise UserError(what, field="threshold", value=name)
         threshold = tried[0]
 
 
-def _all_same(states: Sequence[object]) -> bool:
-    return all(same_state(states[0], state) for state in states)
+def _after(threshold: Threshold, step: int, source: _Counting) -> Threshold:
+    """A copy that has released a step with this noise."""
+    tried = deepcopy(threshold)
+    tried.observe(tried.value(step) * torch.tensor(SEEN))
+    tried.release(source, 1.0)
+    return tried
+
+
+def _all_same(tried: Sequence[Threshold], step: int) -> bool:
+    first, *others = ((one.state_dict(), one.value(step)) for one in tried)
+    return all(same_state(first, other) for other in others)
+
+
+def _moved_by_large_draws(threshold: Threshold, step: int) -> bool:
+    """What is made of two norms and their noise may lie outside the limits that a threshold keeps to."""
+    try:
+        tried = [_after(threshold, step, _Counting(seed, 2.0**seed)) for seed in range(DRAWS)]
+        return not _all_same(tried, step + 1)
+    except Exception:  # of numbers beyond all that a run draws, which so are not ignored
+        return True
 
 
 def _scale(noise: Noise, scale: object, step: int) -> None:
