@@ -25,13 +25,13 @@ def composed_with(conf: Path, *overrides: str):
 
 
 def test_the_combination_in_readme_is_the_one_typed(tmp_path):
-    (shown,) = re.findall(r"`my_conf/(algo/mine.yaml)`.*?```yaml\n(.*?)```", README, re.DOTALL)
+    (shown,) = re.findall(r"`my_conf/(algo/disk_adp.yaml)`.*?```yaml\n(.*?)```", README, re.DOTALL)
     name, content = shown
     (tmp_path / name).parent.mkdir()
     (tmp_path / name).write_text(content)
     typed = re.search(r"`(algo=disk noise=\S+ schedule=\S+)`", README)[1]
     (combined,) = compose_jobs(typed.split(), multirun=False)
-    assert config_hash(composed_with(tmp_path, "algo=mine")) == config_hash(combined.config)
+    assert config_hash(composed_with(tmp_path, "algo=disk_adp")) == config_hash(combined.config)
 
 
 def test_the_example_trains_in_a_process_of_its_own(my_conf):
