@@ -18,7 +18,15 @@ from scipy.special import gammaln, logsumexp
 
 from dpbench.errors import UserError
 from dpbench.privacy import Part, Plan, Release, accountants, calibrate, epsilon
-from dpbench.privacy.accountants import Account, NearbyOrders, coarse, discretisation, event, pass_multiplier
+from dpbench.privacy.accountants import (
+    Account,
+    NearbyOrders,
+    coarse,
+    discretisation,
+    event,
+    pass_multiplier,
+    renyi_curve,
+)
 from dpbench.privacy.closed_forms import gaussian_delta
 from dpbench.privacy.correlation import Tree
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, POISSON, SCHEMES, SHUFFLED
@@ -410,6 +418,16 @@ def test_a_joint_release_adds_inverse_squares():
     assert Release(0.1, 1.0).joint == Release(0.1, 1.0)
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("noise", [0.0, 1e-8])
+def test_what_is_beside_with_hardly_any_noise_leaves_nothing_private(accountant, noise):
+    """However much noise the gradient has."""
+    plan = Plan.of([Release(0.01, 1.0, (Part("a", noise),))] * 10)
+    assert plan.smallest_multiplier == pytest.approx(noise)
+    assert epsilon(plan, DELTA, accountant, eps_scale=1.0) == math.inf
+    assert renyi_curve(plan, DELTA).eps(DELTA) == math.inf
+
+
 # dc_sgd.md 2.7: joint sigma by Opacus' RDP accountant; (N, steps): {eps: sigma}, B = 256, delta = 1/N.
 DC_SGD = {
     (60_000, 2350): {1: 1.129, 2: 0.842, 4: 0.668, 8: 0.544},
@@ -511,6 +529,9 @@ def test_a_plan_of_passes_has_no_longer_ones_than_its_sampling_rate_allows(schem
     assert len(Plan.of(releases, SCHEMES[scheme], 8)) == 20
     with pytest.raises(UserError, match="epoch=9: expected at most the 8 releases in which all samples are used"):
         Plan.of(releases, SCHEMES[scheme], 9)
+    assert 1 / (1 / 49) > 49  # by rounding, which is no further release
+    with pytest.raises(UserError, match="epoch=50: expected at most the 49 releases"):
+        Plan.of([Release(1 / 49, 1.0)] * 50, SCHEMES[scheme], 50)
 
 
 @pytest.mark.parametrize("rate", [0.005, 1.0])

@@ -182,6 +182,23 @@ def test_random_runs_bound_the_exact_divergence(scheme):
     assert untouched < 0.9
 
 
+@pytest.mark.parametrize("shape", [0.0, 1.0])
+def test_choosing_costs_no_more_than_it_does_where_the_curve_of_a_run_is_far_larger(shape):
+    """The limit b -> 1 of the theorem's minimum, log(1/gamma), into which the divergence does not enter."""
+    scheme = TruncatedNegativeBinomial(10, shape)
+    (found,) = scheme.curve(RenyiCurve((8.0,), (1e3,))).values
+    assert found == pytest.approx(1e3 + (1 + shape) * math.log(1 / scheme.gamma) + math.log(10) / 7, rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme", [TruncatedNegativeBinomial(10), PoissonRuns(10)], ids=str)
+@pytest.mark.parametrize("first", [0.1, math.inf])
+def test_an_order_of_one_is_left_out(scheme, first):
+    """At which log(E K)/(a - 1) is no number."""
+    assert scheme.curve(RenyiCurve((1.0, 2.0, 8.0), (first, 0.2, 0.8))) == scheme.curve(
+        RenyiCurve((2.0, 8.0), (0.2, 0.8))
+    )
+
+
 @pytest.mark.parametrize(("mean", "shape"), list(product((1.5, 10), (-0.5, -1e-9, 0, 1e-9, 0.5, 1, 2))))
 def test_distribution_of_the_number_of_runs(mean, shape):
     gamma = TruncatedNegativeBinomial(mean, shape).gamma
