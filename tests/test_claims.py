@@ -291,6 +291,13 @@ def test_a_wrong_file_is_refused_with_one_sentence_naming_file_field_and_value(p
     assert "\n" not in str(caught.value)
 
 
+def test_a_claim_may_be_about_as_many_pairs_as_there_are(planted):
+    text = "within: 1.1"
+    assert load_artefact(planted("doppler/table_3", text, f"{text}\n    pairs: 8")).claims[1].pairs == 8
+    with pytest.raises(UserError, match="among the 8 compared"):
+        load_artefact(planted("doppler/table_3", text, f"{text}\n    pairs: 9"))
+
+
 def test_a_folder_of_claims_that_is_no_paper_is_refused(tmp_path):
     for name in ("beyond", "mine"):
         (tmp_path / name).mkdir()

@@ -505,7 +505,7 @@ def test_chance_among_ties_decides_orders_no_more_often_than_a_pair(tmp_path, as
 
 
 def test_pairs_of_the_same_runs_count_once(world):
-    """Of a distance to stay within, in either direction; and where two columns ask for the same runs."""
+    """Of a distance to stay within, but of nothing else, in either direction; and of two columns of the same runs."""
     same = lambda text: text.replace("    8: eps=8\n", "    8: eps=1\n")  # noqa: E731
     world.runs("dataset=digits algo=disk eps=1", 60, 60, 60)
     world.runs("dataset=digits algo=dpsgd eps=1", 55, 55, 55)
@@ -516,6 +516,9 @@ def test_pairs_of_the_same_runs_count_once(world):
     ]
     assert details[0] == "holds in 1 of 1 pairs, fails in 0, within noise in 0"
     assert details[1] == "within 6: holds in 1 of 1 pairs, fails in 0, within noise in 0"
+    order = f"{{says: above, higher: {both}, lower: {both}}}"
+    one_way = examine(world.artefact(order, change=same), world.evidence).findings[-1]
+    assert one_way.detail == "holds in 1 of 2 pairs, fails in 1, within noise in 0"
     apart = examine(world.artefact(ABOVE % ""), world.evidence).findings[-1]
     assert apart.outcome == Outcome.NOT_RUN
 
