@@ -347,12 +347,34 @@ def test_records_of_other_batch_sizes_tell_it_in_proportion(tmp_path):
     assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 1.0, Basis.OTHER_BATCHES)
 
 
+def test_the_nearest_batch_size_is_that_of_the_smallest_ratio(tmp_path):
+    timed_record(tmp_path, 50.0, "batch_size=16")
+    timed_record(tmp_path, 300.0, "batch_size=128")
+    assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 1.5, Basis.OTHER_BATCHES)
+
+
+def test_runs_of_several_batch_sizes_are_estimated_one_by_one(tmp_path):
+    timed_record(tmp_path, 50.0)
+    found = learnt(tmp_path)
+    assert found.seconds_of_step(facts_of(SMALL)) == (0.5, Basis.RECORDS)
+    assert found.seconds_of_step(facts_of({**SMALL, "batch_size": "128"})) == (1.0, Basis.OTHER_BATCHES)
+
+
 def test_records_of_other_numbers_of_threads_tell_it_where_there_are_no_others(tmp_path):
     timed_record(tmp_path, 50.0, device="cpu, 99 threads")
     timed_record(tmp_path, 70.0, "eps=3", "batch_size=32", device="cpu, 98 threads")
     assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 0.5, Basis.OTHER_THREADS)
     timed_record(tmp_path, 40.0, "eps=4", "batch_size=32")
     assert learnt(tmp_path).seconds(facts_of(SMALL)) == (times.SECONDS_TO_START + 225 * 0.8, Basis.OTHER_BATCHES)
+
+
+def test_records_of_as_many_views_of_a_sample_tell_the_time(tmp_path):
+    timed_record(tmp_path, 50.0, "dataset=mnist", "augmentation.copies=2", "augmentation.flip=true")
+    one, two = ({**SMALL, "dataset": "mnist", "augmentation.copies": copies} for copies in "12")
+    two["augmentation.flip"] = "true"
+    found = learnt(tmp_path)
+    assert found.seconds_of_step(facts_of(two)) == (0.5, Basis.RECORDS)
+    assert found.seconds_of_step(facts_of(one))[1] == Basis.ARITHMETIC
 
 
 @pytest.mark.parametrize("other", [{"model": "mlp"}, {"algo": "disk"}, {"dataset": "mnist"}])
@@ -490,6 +512,12 @@ def test_a_search_runs_all_candidates_once_then_the_winner_with_all_seeds(search
     assert search.standing().state == State.DONE
 
 
+def test_a_search_of_which_one_candidate_has_run_is_partly_there(search):
+    assert search.standing().state == State.MISSING
+    search.run(1, 0, 0.7)
+    assert search.standing().state == State.PARTLY
+
+
 def test_a_search_is_ranked_by_the_first_seed_and_waits_for_it(search):
     """A candidate that has another seed alone, however good, is asked for its first; one that lost it is behind."""
     search.run(0, 0, 0.5)
@@ -569,6 +597,18 @@ def test_cells_that_need_least_come_first(tmp_path):
     queue.carry_out(planner, None, carried, together=False)
     order = [cost[digest] for digest, _ in carried.runs if digest in cost]
     assert order == sorted(order)
+
+
+def test_a_cell_of_few_long_runs_may_come_before_one_of_many_short_ones(tmp_path):
+    """What is missing of it counts as a whole."""
+    search = SEARCH.replace("0.1,0.5,1", "0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8").replace("algo=disk", "algo=dpsgd")
+    planner, carried = plan_of(tmp_path, table_1=TABLE, table_2=search), Carried(tmp_path)
+    short = planner.entries[-1]
+    assert all(planner.seconds_of_run(one)[0] >= planner.seconds_of_run(short)[0] for one in planner.entries)
+    assert all(planner.seconds(one) < planner.seconds(short) for one in planner.entries[:-1])
+    queue.carry_out(planner, None, carried, together=False)
+    of_table = {full_hash(entry.cell.candidates[0]) for entry in planner.entries[:-1]}
+    assert {digest for digest, _ in carried.runs[:8]} == of_table
 
 
 @pytest.mark.parametrize("together", [False, True])
