@@ -9,6 +9,7 @@ import statistics
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from scipy import stats
 
 from dpbench.results.arguments import parse
 from dpbench.results.comparison import difference_of_means, mean_and_spread
-from dpbench.results.selection import same_value
+from dpbench.results.selection import Selection, column_of, same_value
 from dpbench.tracking.published import Published
 
 
@@ -133,6 +134,21 @@ def test_runs_are_named_by_the_beginning_of_their_hashes(sweep):
     assert hashes(results(sweep, "list", f"{digest}/1")) == {(digest, "1")}
 
 
+def test_a_seed_is_named_as_a_whole():
+    columns = {"hash": ["ab12"] * 3, "seed": [10, 1, 21]}
+    index = SimpleNamespace(size=3, column=columns.__getitem__)
+    assert Selection.parse(["ab12/1"]).places(index) == [1]
+
+
+def test_commas_within_brackets_separate_no_values():
+    (condition,) = Selection.parse(["hidden=[8,4],[16]"]).conditions
+    assert condition.values == ("[8,4]", "[16]")
+
+
+def test_what_every_run_has_is_no_unknown_setting_though_no_record_has_it_yet():
+    assert column_of(SimpleNamespace(names=(), size=2), "accuracy") == "summary.test_accuracy.final"
+
+
 def test_a_seed_that_a_hash_does_not_have_is_said_to_be_missing(sweep):
     digest = records(sweep)[0].parent.name
     said = f"{digest}/99: no record of that seed"
@@ -187,6 +203,13 @@ def test_the_eps_spent_is_shown_and_said_not_to_be_proven_where_it_is_not(store)
     assert found == {f"{read(proven, 'summary.json')['eps']:.4g}"}
     table = cells(results(store, "compare", "algo=disk", "eps=8", "vs", "algo=dpsgd"))
     assert table["eps spent"][0] == "9.25, not proven"
+    assert "proven" not in table["eps spent"][1]
+
+
+def test_the_eps_of_a_group_is_not_proven_where_that_of_one_of_its_runs_is_not(store):
+    change(of_algorithm(store, "disk")[1], "summary.json", lambda content: content | {"private": False})
+    table = cells(results(store, "compare", "algo=disk", "eps=8", "vs", "algo=dpsgd"))
+    assert table["eps spent"][0].endswith(", not proven")
     assert "proven" not in table["eps spent"][1]
 
 
@@ -379,6 +402,9 @@ def test_configurations_are_compared_by_what_differs(sweep):
     assert found["test accuracy, last (%)"] == [
         as_printed([100 * final_accuracy(one) for one in group]) for group in groups
     ]
+    assert found["best on test (%)"] == [
+        as_printed([100 * read(one, "summary.json")["test_accuracy"]["best"] for one in group]) for group in groups
+    ]
     kinds = [yaml.safe_load((group[0] / "config.yaml").read_text())["query"]["kind"] for group in groups]
     assert found["query.kind"] == kinds
     assert not {"optim.lr", "eps", "seed", "algo.name", "results_dir", "dataset.name"} & found.keys()
@@ -442,6 +468,12 @@ def test_means_over_several_data_sets_are_pointed_out(store):
     changed.write_text(re.sub(r"(?m)^(dataset:\n(?:  .*\n)*?  name: ).*$", r"\1other", changed.read_text()))
     outcome = results(store, "compare", "algo=disk", "vs", "algo=dpsgd")
     assert outcome.out.splitlines()[-1] == "Means over several data sets say little: add dataset=... to algo=disk"
+
+
+def test_a_group_of_which_nothing_has_finished_differs_in_nothing_yet(sweep):
+    outcome = results(sweep, "compare", "eps=inf", "vs", "algo=dpsgd")
+    assert cells(outcome)["finished runs (n)"] == ["0", "2"]
+    assert "The groups differ" not in outcome.out
 
 
 def test_groups_on_different_models_are_pointed_out(store):
