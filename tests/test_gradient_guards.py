@@ -238,6 +238,25 @@ def test_a_model_that_mixes_samples_in_large_batches_alone_goes_one_by_one():
     assert engine._way.by_plain_autograd
 
 
+class Led(nn.Module):
+    """Adds the first of many samples to each of them, before any parameter is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x + x[:1] if len(x) > 8 else x)
+
+
+def test_a_model_that_mixes_samples_in_halves_of_a_batch_too_goes_one_by_one():
+    """With the same sample, so that no half shows it; nor do gradients of sums, which are right for what was mixed."""
+    engine = engine_in_float64(Led())
+    assert_right(engine, (torch.randn(40, 4).double(), torch.randint(3, (40,))))
+    assert isinstance(engine._way, Rows)
+    assert engine._way.by_plain_autograd
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_broken_samples_hide_nothing(turned):
     model = Turning()
@@ -270,6 +289,16 @@ def anew(engine, state=None):
     if state is not None:
         found.load_state_dict(state)
     return found
+
+
+def test_the_way_is_found_in_the_first_batch_whose_first_samples_are_whole():
+    engine = engine_in_float64(nn.Linear(4, 3))
+    x, y = torch.randn(5, 4).double(), torch.randint(3, (5,))
+    broken = x.index_fill(0, torch.tensor([0]), torch.nan)
+    engine.record([Point(1.0, engine.flat.vector)], broken, y)
+    assert engine._way is None
+    engine.record([Point(1.0, engine.flat.vector)], x, y)
+    assert isinstance(engine._way, Books)
 
 
 def test_with_the_state_a_broken_sample_that_comes_first_changes_no_draw():

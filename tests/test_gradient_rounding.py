@@ -12,8 +12,9 @@ from torch import nn
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.clipped import clipped_by
 from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.joined import SameInput, SideBySide
 from dpbench.gradients.request import Request
-from dpbench.gradients.summands import Factored, Tied
+from dpbench.gradients.summands import Factored, Held, Tied
 from dpbench.gradients.tape import Tape, not_finite
 from dpbench.gradients.uses import (
     GreyPatches,
@@ -105,6 +106,39 @@ def test_tokens_that_cancel_are_noticed_in_whichever_call_they_are(kind, order):
     for term in (Term(a, b), Term(1e-3 * torch.randn(4, 2, 48), 1e-3 * torch.randn(4, 2, 5)))[::order]:
         summand.add(term, summand.use)
     assert bool(Tape(torch.zeros(4), FlatParameters(model), {(model.weight,): summand}, {model.weight: 0}).doubtful())
+
+
+def test_layers_that_read_the_same_tokens_have_norms_in_double_precision_where_these_cancel():
+    a, opposite = torch.randn(4, 1, 48).repeat(1, 2, 1), torch.tensor([1.0, -1 - 2**-20]).view(1, 2, 1)
+    b = [torch.randn(4, 1, size) * opposite for size in (5, 7)]
+    layers = [Factored(Outer(((size, 48),)), Strategy("gram")) for size in (5, 7)]
+    for layer, own in zip(layers, b, strict=True):
+        layer.add(Term(a, own), layer.use)
+    found = SameInput(layers).squares(precise=True).whole
+    want = sum(torch.einsum("btp,btd->bpd", own.double(), a.double()).square().sum((1, 2)) for own in b)
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_squares_that_single_precision_does_not_have_are_there_in_double_precision(together):
+    """Of gradients that are held, alone or side by side."""
+    use, strategy = Outer(((5, 3),)), Strategy("hold")
+    held = Held(strategy)
+    held.add(Term(1e-25 * torch.randn(4, 1, 3), torch.randn(4, 1, 5)), use)
+    rows = held.rows()
+    assert rows is not None
+    summand = SideBySide(rows) if together else held
+    assert summand.squares().whole.tolist() == [0.0] * 4
+    want = rows[0].double().square().sum(1)
+    torch.testing.assert_close(summand.squares(precise=True).whole, want, rtol=1e-6, atol=0)
+
+
+def test_what_is_added_up_of_grey_maps_is_that_of_a_kernel_that_reads_all_channels():
+    a, b = torch.randn(3, 2, 1, 6, 5), torch.randn(3, 2, 4, 4, 3)
+    grey = GreyPatches(((4, 3, 3, 3),)).gram_squares([Term(a, b)], Strategy("gram", "unfolded"))
+    plain = Patches(((4, 3, 3, 3),)).gram_squares([Term(a.expand(-1, -1, 3, -1, -1), b)], Strategy("gram", "unfolded"))
+    for found, want in zip(grey, plain, strict=True):
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(("tokens", "width", "large"), [(1024, 1, 2e4), (2, 1024, 1e5), (1, 1024, 1e5)])

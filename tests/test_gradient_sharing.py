@@ -12,6 +12,9 @@ from small_models import Language, Scaled
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from dpbench.gradients.joined import SameInput
+from dpbench.gradients.summands import Factored
+from dpbench.gradients.uses import Outer, Strategy, Term
 from dpbench.models.layers import WSConv2d
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -98,6 +101,27 @@ def test_layers_that_read_one_input(name, kind):
     # Another layer comes first, so that what they read differs between iterates.
     model = read_out(nn.Linear(5, 5), nn.Tanh(), Readers(*layers(), parts=parts), nn.Tanh(), example=x)
     assert_exact(model, x, strategies=frozenset({kind}))
+
+
+def test_layers_that_read_one_input_and_what_it_is_transposed():
+    """Which is in the same memory and of the same shape."""
+    x = torch.randn(4, 5, 5)
+    parts = [lambda x: x, lambda x: x.transpose(1, 2)]
+    model = read_out(nn.Linear(5, 5), nn.Tanh(), Readers(nn.Linear(5, 4), nn.Linear(5, 4), parts=parts), example=x)
+    assert_exact(model, x, strategies=frozenset({"gram"}))
+
+
+def test_a_broken_sample_is_left_out_of_layers_that_read_one_input():
+    a, b = torch.randn(4, 3, 5), [torch.randn(4, 3, size) for size in (2, 6)]
+    layers = [Factored(Outer(((size, 5),)), Strategy("gram")) for size in (2, 6)]
+    for layer, own in zip(layers, b, strict=True):
+        layer.add(Term(a, own.index_fill(0, torch.tensor([2]), torch.inf)), layer.use)
+    both, kept = SameInput(layers), torch.tensor([True, True, False, True])
+    both.keep(kept)
+    sums = [torch.zeros(size, 5) for size in (2, 6)]
+    both.add_weighted_sum(torch.ones(4), sums)
+    for found, own in zip(sums, b, strict=True):
+        torch.testing.assert_close(found, torch.einsum("btp,btd->pd", own[kept], a[kept]))
 
 
 def test_layers_that_read_one_token():

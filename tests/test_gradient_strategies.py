@@ -1,5 +1,6 @@
 """Every strategy of the engine, views, groups of parameters and changes in place."""
 
+import math
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.gradients.choice import Chooser
-from dpbench.gradients.summands import summand_of
+from dpbench.gradients.summands import Held, summand_of
 from dpbench.gradients.uses import Outer, Strategy, Term
 from dpbench.gradients.way import Books
 from dpbench.gradients.weights import Weights
@@ -392,3 +393,77 @@ def test_strategies_are_timed_on_as_many_samples_as_there_are(samples, fastest, 
     monkeypatch.setattr("dpbench.gradients.choice.time", SimpleNamespace(perf_counter=lambda: clock))
     term = Term(torch.randn(samples, 2, 3), torch.randn(samples, 2, 4))
     assert Chooser().choose(Timed(((4, 3),)), term, 1) == Strategy("gram", fastest)
+
+
+def test_all_that_the_time_of_a_sample_depends_on_is_told_apart():
+    """So that equal shapes, and no others, take equal paths."""
+    chooser, use = Chooser(), Outer(((4, 3),))
+    a, b = torch.randn(20, 2, 3), torch.randn(20, 2, 4)
+    strided = torch.randn(20, 4, 2).transpose(1, 2)
+    others = [
+        (use, Term(a, b), 1),
+        (use, Term(a, b), 2),
+        (use, Term(a, strided), 1),
+        (use, Term(a, b, output=b), 1),
+        (use, Term(a.double(), b.double()), 1),
+        (use, Term(a[:, :1], b[:, :1]), 1),
+        (Outer(((3, 4),), transposed=True), Term(a, b), 1),
+    ]
+    for count, other in enumerate(others, 1):
+        chooser.choose(*other)
+        assert len(chooser.choices) == count
+    for one, term, points in others:
+        chooser.choose(one, Term(*(None if part is None else part[:9] for part in term)), points)
+    assert len(chooser.choices) == len(others)
+
+
+def test_what_is_chosen_for_hardly_any_samples_is_not_remembered():
+    chooser, use = Chooser(), Outer(((4, 3),))
+    assert chooser.choose(use, Term(torch.randn(7, 2, 3), torch.randn(7, 2, 4)), 1).kind in ("hold", "pass", "gram")
+    assert chooser.choices == {}
+
+
+@pytest.mark.parametrize(("points", "kinds"), [(1, {"gram"}), (2, {"gram", "hold"})])
+def test_gradients_are_held_where_they_take_little_more_than_what_all_points_have_of_them(points, kinds):
+    """The 48 numbers of the weight, beside 1.5 times 16 of each point."""
+    use, term = Outer(((4, 12),)), Term(torch.randn(20, 1, 12), torch.randn(20, 1, 4))
+    assert {strategy.kind for strategy in Chooser()._candidates(use, term, points)} & {"gram", "hold"} == kinds
+
+
+def test_what_was_timed_is_believed_on_the_same_kind_of_device_alone_and_where_it_is_a_candidate(monkeypatch):
+    known, timings = {}, []
+    store = {
+        "read": lambda _, key: known.get(str(key)),
+        "write": lambda _, key, value: known.update({str(key): list(value)}),
+    }
+    monkeypatch.setattr("dpbench.gradients.choice.cache", SimpleNamespace(**store))
+    monkeypatch.setattr("dpbench.gradients.choice.WORTH_TIMING", 0)
+    monkeypatch.setattr("dpbench.gradients.choice.HOPELESS_COST", math.inf)
+    monkeypatch.setattr(Chooser, "_fast", lambda self, use, some, points, candidates: timings.append(1) or candidates)
+    use, term = Outer(((4, 3),)), Term(torch.randn(20, 2, 3), torch.randn(20, 2, 4))
+    first = Chooser().choose(use, term, 1)
+    assert (Chooser().choose(use, term, 1), len(timings)) == (first, 1)
+    monkeypatch.setattr("dpbench.gradients.choice._device_name", lambda device: "another")
+    assert (Chooser().choose(use, term, 1), len(timings)) == (first, 2)
+    known.update({key: ["hold", "unheard of", 3] for key in known})
+    assert (Chooser().choose(use, term, 1), len(timings)) == (first, 3)
+
+
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_norms_are_of_all_terms_though_more_were_added_than_expected(chunk):
+    """The last chunk is of few numbers, of which no norm is taken before it is asked for."""
+    use, strategy = Outer(((200, 200),)), Strategy("hold", chunk=chunk)
+    held, total = Held(strategy, expected=1), 0
+    for _ in range(2):
+        a, b = torch.randn(3, 1, 200), torch.randn(3, 1, 200)
+        held.add(Term(a, b), use)
+        total = total + torch.einsum("btp,btd->bpd", b, a)
+    torch.testing.assert_close(held.squares().whole, total.square().sum((1, 2)))
+
+
+def test_a_term_of_some_samples_has_all_that_belongs_to_these():
+    term = Term(*(torch.randn(5, 1, size) for size in (3, 4)), output=torch.randn(5, 1, 4))
+    some = term.samples(slice(1, 3))
+    for part in ("a", "b", "output"):
+        assert torch.equal(getattr(some, part), getattr(term, part)[1:3])
+    assert term.samples(slice(0, 8)) is term
