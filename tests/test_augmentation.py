@@ -5,12 +5,14 @@ from collections import Counter
 import pytest
 import torch
 from cli import run
+from draws import generator
 from helpers import assembled, composed
 from scipy.stats import chisquare
 from torchvision.transforms import v2
 
 from dpbench.config import config_hash
 from dpbench.data import Augmentation, AutoAugment
+from dpbench.data.autoaugment import autoaugment
 from dpbench.errors import UserError
 from dpbench.query import Point
 
@@ -168,6 +170,16 @@ def test_autoaugment_leaves_the_global_generator_alone_and_goes_by_its_own():
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert augmentation.views(images[:0], torch.Generator()).shape == (0, 3, 9, 9)
+
+
+def test_autoaugment_then_crops_and_flips_by_the_same_generator():
+    settings = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.1]}
+    images, made = torch.rand(6, 3, 8, 8, generator=generator(3)), generator(4)
+    mean, std = (torch.tensor(of).view(-1, 1, 1) for of in settings.values())
+    changed = autoaugment((images * 255).round().to(torch.uint8).repeat_interleave(2, dim=0), made)
+    want = Augmentation(crop=2, flip=True).views((changed / 255 - mean) / std, made)
+    found = AutoAugment(copies=2, crop=2, flip=True, **settings).views((images - mean) / std, generator(4))
+    torch.testing.assert_close(found, want.view(6, 2, 3, 8, 8))
 
 
 def test_autoaugment_changes_each_image_by_itself():

@@ -237,13 +237,16 @@ def test_shards_are_a_partition(size: int) -> None:
     assert {len(shard) for shard in shards} == {17}
     drawn = torch.tensor([3, 16, 0, 7, 8])
     for indices, pieces in (
-        (torch.arange(17), [s.everything(2) for s in shards]),
-        (drawn, [s.batches(drawn, 2) for s in shards]),
+        (torch.arange(17), [[*s.everything(2)] for s in shards]),
+        (drawn, [[*s.batches(drawn, 2)] for s in shards]),
     ):
         rows = [pair for batches in pieces for pair in batches]
         assert all(0 < len(targets) <= 2 for _, targets in rows)
         assert all(torch.equal(inputs.squeeze(1).long(), targets) for inputs, targets in rows)
         assert sorted(int(i) for _, targets in rows for i in targets) == sorted(indices.tolist())
+        # Each has the same samples whatever was drawn.
+        for rank, batches in enumerate(pieces):
+            assert all(int(i) % size == rank for _, targets in batches for i in targets)
 
 
 # GPUs, of which there may be none here.
