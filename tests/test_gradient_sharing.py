@@ -155,6 +155,22 @@ def test_tied_weights(seed, rows, d, length, padded, bias, again, training):
     assert_exact(model, ids, torch.randint(rows, (4, length)), loss=next_token)
 
 
+class Stored(nn.Module):
+    """An embedding whose table (V, d) is the weight of a layer that stores it transposed and so reads V numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(6, 3), Conv1D(3, 6), nn.Linear(3, 6)
+        self.layer.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.layer(torch.tanh(self.head(self.table(ids)))).sum(1)
+
+
+def test_an_embedding_and_a_transposed_linear_layer_of_one_weight():
+    assert_exact(Stored(), torch.randint(6, (4, 5)))
+
+
 def test_cross_term_of_tied_weights_matters(monkeypatch):
     model, ids = Language().double(), torch.randint(5, (4, 6))
     apart = copy.deepcopy(model)

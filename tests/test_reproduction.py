@@ -300,6 +300,15 @@ def test_operations_of_a_forward_pass_are_those_of_the_publications():
     assert flops(dataset="names", model="lstm") == pytest.approx(2 * 32 * weights, rel=0.5)
 
 
+def test_tables_are_looked_up_without_arithmetic():
+    """However many ids they have; what they give is read by layers."""
+    lookups = (
+        facts_of({"dataset": "sst2", "model": "text_small", "model.vocabulary": size}) for size in ("300", "600")
+    )
+    one, other = (times._counted(found) for found in lookups)
+    assert one == other > 0
+
+
 SMALL = {"dataset": "digits", "model": "linear", "algo": "dpsgd", "batch_size": "64", "epochs": "10"}
 
 

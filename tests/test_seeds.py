@@ -563,6 +563,9 @@ def test_models_that_differ_in_what_they_do_not_train_are_not_alike():
     assert not fusing._alike([first, second])
     second[0].load_state_dict(first[0].state_dict())
     assert fusing._alike([first, second])
+    for model, mean in ((first, 0.0), (second, 1.0)):
+        model.register_buffer("mean", torch.tensor(mean))
+    assert not fusing._alike([first, second])
 
 
 # Steps.

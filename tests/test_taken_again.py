@@ -227,6 +227,18 @@ def test_a_run_that_begins_again_has_the_micro_batch_that_was_seen(tmp_path):
     assert read(folder, "provenance.json")["micro_batch"] == 3
 
 
+def test_a_run_that_goes_on_has_the_micro_batch_of_its_checkpoint(tmp_path, monkeypatch):
+    """Behind all that was seen, too: it would draw otherwise than the run that was never stopped."""
+    folder = with_checkpoints((6,), tmp_path)
+    found = noted(folder)["micro_batch"]
+    monkeypatch.setattr("dpbench.training.assemble.fitting_micro_batch", lambda *_: found + 1)
+    carried_out(tiny(), tmp_path)
+    assert resumed_at(folder) == [6]
+    origin = read(folder, "provenance.json")
+    assert origin["micro_batch"] == found
+    assert origin["resumed"][-1].get("micro_batch", found) == found
+
+
 @contextmanager
 def timing_that_prefers(place):
     """Of the strategies for each layer, whatever they take."""
