@@ -5,12 +5,14 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_checks import assert_right, engine_in_float64
+from gradient_checks import assert_right, cross_entropy, engine_in_float64
 from small_models import CountingPasses, TimeFirst
 from torch import nn
 
 from dpbench.errors import UserError
-from dpbench.gradients import PerSampleGradients
+from dpbench.gradients import FlatParameters, PerSampleGradients
+from dpbench.gradients.settle import problem_in_batch
+from dpbench.gradients.tape import Tape
 from dpbench.gradients.verify import nearby
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
@@ -289,6 +291,31 @@ def anew(engine, state=None):
     if state is not None:
         found.load_state_dict(state)
     return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_that_are_a_twentieth_too_short_are_found_where_nothing_is_computed_in_half_precision(dtype, monkeypatch):
+    model = nn.Linear(4, 3).to(dtype)
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    batch = [Point(1.0, engine.flat.vector)], torch.randn(12, 4, dtype=dtype), torch.randint(3, (12,))
+    assert problem_in_batch(engine, Books(1), *batch, seed=0) is None
+    whole = Tape.weighted_sum
+    monkeypatch.setattr(Tape, "weighted_sum", lambda self, factors: 0.95 * whole(self, factors))
+    assert "gradients of 'weight' deviate" in (problem_in_batch(engine, Books(1), *batch, seed=0) or "")
+
+
+def test_memory_that_runs_out_in_double_precision_is_no_reason_to_compare_in_single_precision(monkeypatch):
+    model, tried = nn.Linear(4, 3), []
+
+    def agreeing(engine, copy, inputs, targets):
+        tried.append(copy.weight.dtype)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("dpbench.gradients.settle._agreeing", agreeing)
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.record([Point(1.0, engine.flat.vector)], torch.randn(5, 4), torch.randint(3, (5,)))
+    assert tried == [torch.float64]
 
 
 def test_the_way_is_found_in_the_first_batch_whose_first_samples_are_whole():
