@@ -697,6 +697,16 @@ def test_runs_that_are_typed_in_two_ways_are_counted_and_begun_once(tmp_path, st
     assert len(carried.runs) == len(set(carried.runs)) == 8
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_search_goes_on_from_what_was_run_for_another_that_is_typed_otherwise(tmp_path, together):
+    """Its candidates have all run, and the winner's further seeds are its own."""
+    retyped = SEARCH.replace("seeds: 2", "seeds: 3").replace("epochs=0.2", "epochs=0.2 averaging=none")
+    assert retyped.count("averaging=none") == retyped.count("seeds: 3") == 1  # what is so anyway
+    planner, carried = plan_of(tmp_path, table_1=SEARCH, table_2=retyped), Carried(tmp_path)
+    assert queue.carry_out(planner, None, carried, together=together).runs == 0
+    assert len(carried.runs) == len(set(carried.runs)) == 3 + 2
+
+
 def test_runs_that_others_left_and_for_which_no_time_is_left_did_not_fit(tmp_path):
     planner = plan_of(tmp_path, table_1=TABLE)
     (work, *_) = queue._works(planner, planner.entries[0])
