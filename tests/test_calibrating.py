@@ -79,16 +79,33 @@ def test_several_processes_work_at_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize("changed", ["version", "EXCESS", "TOLERANCE", "discretisation"])
-def test_what_was_calibrated_by_other_means_is_not_known(monkeypatch, changed):
+@pytest.fixture
+def no_version_known():
+    """Neither before a test nor after it."""
+    calibration.arithmetic.cache_clear()
+    yield
+    calibration.arithmetic.cache_clear()
+
+
+@pytest.mark.parametrize("changed", ["version", "digest_of", "discretisation"])
+def test_what_was_calibrated_by_other_means_is_not_known(monkeypatch, no_version_known, changed):
     plan = Plan.of([Release(0.1, 1.0)] * 3)
     found = calibrate(plan, 3.0, 1e-5, "rdp")
     known = calibrated(plan, 3.0, 1e-5, "rdp")
     assert known is not None
     assert known.noise_multiplier == found.noise_multiplier
-    means = {"version": lambda _: "0", "discretisation": lambda _: 0.5}.get(changed, 0.5)
-    monkeypatch.setattr(calibration, changed, means)
+    monkeypatch.setattr(calibration, changed, lambda _: 0.5 if changed == "discretisation" else "0")
+    calibration.arithmetic.cache_clear()
     assert calibrated(plan, 3.0, 1e-5, "rdp") is None
+
+
+@pytest.mark.parametrize("module", ["calibration", "search"])
+def test_all_that_an_account_is_made_of_tells_versions_apart(monkeypatch, no_version_known, module):
+    read = []
+    monkeypatch.setattr(calibration, "digest_of", lambda files: read.extend(file.name for file in files) or "0")
+    calibration.arithmetic(f"dpbench.privacy.{module}")
+    own = {"calibration.py", "accountants.py", "grouping.py", "plan.py", "correlation.py", "sampling.py", "tuning.py"}
+    assert own | {f"{module}.py"} <= set(read)
 
 
 def test_searches_are_known_once_they_were_calibrated():

@@ -1,8 +1,11 @@
 """Ledgers: what they refuse, how they go on, and what they write."""
 
+import math
+
 import pytest
 from accounting_references import BESIDE, equal_plan
 
+from dpbench.errors import UserError
 from dpbench.privacy import BudgetError, Ledger, Part, Plan, Release, epsilon
 from dpbench.privacy.correlation import BandedSquareRoot, Tree
 from dpbench.privacy.sampling import CYCLIC, FIXED_SIZE, SHUFFLED
@@ -14,6 +17,21 @@ pytestmark = pytest.mark.usefixtures("quiet_accountants")
 
 def ledger_of(plan, accountant="rdp"):
     return Ledger(plan, eps=1.0, delta=DELTA, accountant=accountant)
+
+
+@pytest.mark.parametrize("accountant", ["gdp", "PLD", "unheard of"])
+def test_a_ledger_by_an_accountant_without_a_bound_for_the_batches_is_refused(accountant):
+    with pytest.raises(ValueError, match=f"{accountant} gives no bound for poisson sampling; take pld or rdp"):
+        ledger_of(equal_plan(0.1, 2.0, 4), accountant)
+
+
+@pytest.mark.parametrize(
+    ("delta", "accountant"), [(0.0, "rdp"), (2.0, "rdp"), (math.nan, "pld"), (0.0, "pld"), (1e-12, "pld")]
+)
+def test_a_ledger_at_a_delta_that_is_none_is_refused(delta, accountant):
+    """Also at one that the floating point of the accountant can't tell from none."""
+    with pytest.raises(UserError, match=r"delta=.*expected"):
+        Ledger(equal_plan(0.1, 2.0, 4), eps=1.0, delta=delta, accountant=accountant)
 
 
 def test_a_plan_scaled_after_its_ledger_was_opened_is_refused():

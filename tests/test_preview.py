@@ -67,6 +67,13 @@ def test_plans_of_runs_without_noise(tmp_path, stages):
     assert "to run" in outcome.out
 
 
+def test_a_plan_says_which_runs_no_proof_covers(tmp_path):
+    outcome = run(tmp_path, "-m", "algo=dpsgd,dicesgd", "eps=1,inf", "optim.lr=1", "plan=true")
+    (told,) = (line for line in outcome.out.splitlines() if line.startswith("NOT CERTIFIED: "))
+    assert told.endswith(" algo=dicesgd eps=1 optim.lr=1")
+    assert "NOT CERTIFIED" not in run(tmp_path, "eps=1", "plan=true").out
+
+
 def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):
     outcome = run(tmp_path, "privacy.noise_multiplier=0.1", "plan=true")
     assert outcome.code == 2

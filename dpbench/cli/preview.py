@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,12 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             state,
         )
     console.print(table)
+    unproven: dict[str, list[str]] = {}
+    for job in jobs:
+        if (why := job.config.uncertified) is not None and math.isfinite(job.config.eps):
+            unproven.setdefault(why, []).append(job.name)
+    for why, names in unproven.items():
+        console.print(f"\nNOT CERTIFIED: {why}, eps does not hold: {', '.join(names)}")
     for line in dict.fromkeys(line for job in jobs for line in _not_here(job.config)):
         console.print(f"\n{line}")
     if not total:

@@ -37,7 +37,8 @@ class EvaluationTimes:
     """When the model is evaluated, besides at the end.
 
     Attributes:
-        every_epochs: every so many passes over the data; null for never.
+        every_epochs: every so many times N/B steps, rounded: passes over the data on average; where batches are those
+            of passes, which take a step more, evaluations fall ever earlier in them; null for never.
         every_steps: every so many steps; where set, every_epochs does not count.
     """
 

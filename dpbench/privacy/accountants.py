@@ -194,6 +194,14 @@ def require_delta(delta: float, accountant: str) -> None:
     require(accountant != "pld" or delta >= LEAST_DELTA, "delta", delta, told)
 
 
+def require_account(plan: Plan, delta: float, accountant: str) -> None:
+    """Raise unless an accountant gives a bound for the scheme of a plan, at such a delta; see `epsilon`."""
+    require_delta(delta, accountant)
+    if accountant not in plan.scheme.accountants:
+        valid = " or ".join(plan.scheme.accountants)
+        raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling; take {valid}")
+
+
 def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, excess: float = EXCESS) -> float:
     """An upper bound on eps of all releases in the plan, at delta, for the neighbours of its sampling scheme.
 
@@ -208,10 +216,7 @@ def epsilon(plan: Plan, delta: float, accountant: str, *, eps_scale: float, exce
         UserError: delta is none.
         ValueError: the accountant gives no valid bound for the plan's scheme.
     """
-    require_delta(delta, accountant)
-    if accountant not in plan.scheme.accountants:
-        valid = " or ".join(plan.scheme.accountants)
-        raise ValueError(f"{accountant} gives no bound for {plan.scheme.name} sampling; take {valid}")
+    require_account(plan, delta, accountant)
     if len(plan) == 0:
         return 0.0
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
@@ -294,6 +299,7 @@ class Account:
     """
 
     def __init__(self, plan: Plan, delta: float, accountant: str, *, eps_scale: float) -> None:
+        require_account(plan, delta, accountant)
         self._plan = plan
         self._delta = delta
         self._name = accountant

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache as cache_of_process
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from dpbench.errors import UserError, require
 from dpbench.privacy.accountants import NearbyOrders, discretisation, epsilon, quick_bound, require_delta
 from dpbench.privacy.grouping import EXCESS
 from dpbench.privacy.plan import Plan
+from dpbench.sources import digest_of, sources_of
 
 # What a calibrated plan spends is below the target by at most this share of it.
 TOLERANCE = 2e-4
@@ -38,7 +40,8 @@ class Calibration:
 def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibration:
     """Solve for the smallest noise multiplier z at which the plan's eps is at most the target.
 
-    Results are cached on disk by plan, target, accountant and version of dp-accounting.
+    Results are cached on disk by plan, target, accountant and what computes it: versions of dp-accounting and of the
+    modules here.
 
     Args:
         plan: releases whose multipliers are relative scales.
@@ -183,4 +186,10 @@ def solve(
 
 def _key(plan: Plan, eps: float, delta: float, accountant: str) -> list[object]:
     how = [plan.scheme.name, plan.epoch, repr(plan.correlation)]
-    return [plan.runs, how, eps, delta, accountant, discretisation(eps), TOLERANCE, EXCESS, version("dp-accounting")]
+    return [plan.runs, how, eps, delta, accountant, discretisation(eps), *arithmetic(__name__)]
+
+
+@cache_of_process
+def arithmetic(module: str) -> tuple[str, ...]:
+    """What a multiplier follows from besides the question: code of a module, all that it imports, and dp-accounting."""
+    return version("dp-accounting"), digest_of(sources_of(module))

@@ -26,7 +26,7 @@ class Ledger:
     """Records releases against a plan and says what they have cost.
 
     A release is refused, before it is made, unless it is exactly the next one of the plan; so what is spent never
-    exceeds what was calibrated for.
+    exceeds what was calibrated for. A plan that was not calibrated is not held to `eps`: ask `epsilon` what it spends.
 
     Attributes:
         plan: the releases that the run was calibrated for.
@@ -34,6 +34,10 @@ class Ledger:
         accountant: name of the accountant.
         eps: target; also sets how finely PLD rounds.
         published_eps: what a publication's rule states for the whole plan, where that rule set the noise.
+
+    Raises:
+        UserError: delta is none, or too small for the accountant.
+        ValueError: the accountant gives no valid bound for the plan's scheme.
     """
 
     def __init__(

@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 
 from dpbench import cache
 from dpbench.errors import UserError
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_curve, renyi_curve
-from dpbench.privacy.calibration import TOLERANCE, Calibration, solve, why_unreached
-from dpbench.privacy.grouping import EXCESS
+from dpbench.privacy.calibration import TOLERANCE, Calibration, arithmetic, solve, why_unreached
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBinomial
 
@@ -80,4 +78,4 @@ def calibrated_search(plan: Plan, eps: float, delta: float, search: RandomRuns) 
 
 def _key(plan: Plan, eps: float, delta: float, search: RandomRuns) -> list[object]:
     how = [plan.scheme.name, plan.epoch, repr(plan.correlation)]
-    return [plan.runs, *how, eps, delta, repr(search), TOLERANCE, EXCESS, version("dp-accounting")]
+    return [plan.runs, *how, eps, delta, repr(search), *arithmetic(__name__)]
