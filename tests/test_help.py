@@ -103,6 +103,17 @@ def test_help_lists_options_of_a_folder_of_ones_own(tmp_path):
     assert (missing.code, missing.error()) == (2, f"-cd {tmp_path / 'nowhere'}: no such folder")
 
 
+def test_help_lists_the_settings_that_an_option_has_from_another(tmp_path):
+    mine = tmp_path / "conf" / "clip" / "mine.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# A clip of mine.\ndefaults:\n  - automatic\n  - _self_\nstabiliser: 0.5\nbend: 2\n")
+    shown = " ".join(run(tmp_path, "--help", "-cd", str(tmp_path / "conf")).out.split())
+    assert "A clip of mine. clip.scope, clip.stabiliser, clip.bend " in shown
+    privacy = "privacy.sampler, privacy.accountant, privacy.noise_multiplier, privacy.search_runs, privacy.secure_noise"
+    assert f"blank one sample. {privacy} " in shown
+    assert f"{privacy}, privacy.published " in shown
+
+
 def test_help_marks_the_defaults_and_lists_the_settings(tmp_path):
     shown = run(tmp_path, "-h", settings=()).out
     defaults = compose_jobs([], multirun=False)[0]

@@ -1,6 +1,8 @@
 """plan=true: what a command line would run, and what it would cost."""
 
+import json
 import re
+import shutil
 
 import pytest
 from cli import SMALL, STEPS, raise_after, run
@@ -72,6 +74,20 @@ def test_a_plan_says_which_runs_no_proof_covers(tmp_path):
     (told,) = (line for line in outcome.out.splitlines() if line.startswith("NOT CERTIFIED: "))
     assert told.endswith(" algo=dicesgd eps=1 optim.lr=1")
     assert "NOT CERTIFIED" not in run(tmp_path, "eps=1", "plan=true").out
+
+
+def test_a_plan_tells_the_eps_that_runs_spend_where_it_is_not_the_one_asked_for(tmp_path):
+    planned = run(tmp_path, "-m", "eps=1,2", "privacy=as_published,poisson", "plan=true")
+    said = [line for line in planned.out.splitlines() if line.startswith("accounting differs, ")]
+    assert len(said) == 2
+    for eps, line in zip(("1", "2"), said, strict=True):
+        assert line.endswith(f" eps={eps} privacy=as_published")
+        ran = " ".join(run(tmp_path, f"eps={eps}", "privacy=as_published").out.split())
+        (told,) = re.findall(r"accounting differs, eps=.*? as published .*? by what is run \(.*?\)", ran)
+        assert line.startswith(told)
+        (summary,) = (json.loads(path.read_text()) for path in tmp_path.glob("runs/*/0/summary.json"))
+        assert f"eps={summary['eps']:.4g} by what is run" in line
+        shutil.rmtree(tmp_path / "runs")
 
 
 def test_a_plan_refuses_what_a_run_would_refuse(tmp_path):

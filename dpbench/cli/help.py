@@ -78,10 +78,19 @@ def _own_settings(group: str, option: Path) -> str:
     """The settings that come with an option, as one would type them; what a data set declares is no choice."""
     if group == "dataset":
         return ""
+    return ", ".join(f"{group.replace('/', '.')}.{name}" for name in _names(group, option))
+
+
+def _names(group: str, option: Path) -> dict[str, None]:
+    """Names of an option's settings, those of the options of its group that it starts from first."""
     content = yaml.safe_load(option.read_text()) or {}
-    own = content.get(group, content)
-    names = [key for key in own if key not in ("defaults", "name")]
-    return ", ".join(f"{group.replace('/', '.')}.{name}" for name in names)
+    names: dict[str, None] = {}
+    for base in content.get("defaults", []):
+        places = (folder / f"{base}.yaml" for folder in (option.parent, conf_folder() / group))
+        file = next((place for place in places if place.exists()), None)  # a plugin's options are no files here
+        if file is not None:
+            names |= _names(group, file)
+    return names | {key: None for key in content.get(group, content) if key not in ("defaults", "name")}
 
 
 def _chosen(config: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dpbench.reproduction.available import Available, missing_weights
 from dpbench.reproduction.facts import facts_of_run
 from dpbench.reproduction.times import Times
 from dpbench.tracking.published import Published
+from dpbench.training.budget import Budget, difference_in_words
 from dpbench.training.calibrating import budgets
 from dpbench.training.checkpoint import Checkpoints
 from dpbench.training.estimate import MOST_SAMPLES, seconds_of_training
@@ -46,7 +48,8 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     ):
         table.add_column(column, justify="left" if column in ("run", "hash", "state") else "right", overflow="fold")
     total, guessed = 0.0, False
-    for job, found in zip(jobs, budgets([job.config for job in jobs], console), strict=True):
+    spent = budgets([job.config for job in jobs], console)
+    for job, found in zip(jobs, spent, strict=True):
         config = job.config
         with own_errors_placed(config):
             seconds, guess = _seconds(config)
@@ -64,12 +67,8 @@ def print_plan(jobs: list[Job], console: Console) -> None:
             state,
         )
     console.print(table)
-    unproven: dict[str, list[str]] = {}
-    for job in jobs:
-        if (why := job.config.uncertified) is not None and math.isfinite(job.config.eps):
-            unproven.setdefault(why, []).append(job.name)
-    for why, names in unproven.items():
-        console.print(f"\nNOT CERTIFIED: {why}, eps does not hold: {', '.join(names)}")
+    for warning, names in _doubtful(jobs, spent).items():
+        console.print(f"\n{warning}: {', '.join(names)}")
     for line in dict.fromkeys(line for job in jobs for line in _not_here(job.config)):
         console.print(f"\n{line}")
     if not total:
@@ -78,6 +77,19 @@ def print_plan(jobs: list[Job], console: Console) -> None:
     basis = ", large models estimated from operation counts" if guessed else ""
     left = "less than a second" if total < 1 else f"about {duration(total)}"
     console.print(f"\nTraining takes {left} on this machine, beside start and evaluations{basis}; nothing was run.")
+
+
+def _doubtful(jobs: Sequence[Job], spent: Sequence[Budget]) -> dict[str, list[str]]:
+    """Names of the runs whose eps does not hold, or is not the one asked for, by the reason in words."""
+    names: dict[str, list[str]] = {}
+    for job, found in zip(jobs, spent, strict=True):
+        config = job.config
+        if config.uncertified is not None and math.isfinite(config.eps):
+            names.setdefault(f"NOT CERTIFIED: {config.uncertified}, eps does not hold", []).append(job.name)
+        differs = difference_in_words(config, found)
+        if differs is not None:
+            names.setdefault(differs, []).append(job.name)
+    return names
 
 
 def _standing(job: Job) -> tuple[int, str]:

@@ -194,20 +194,29 @@ def noise_in_words(config: RunConfig, found: Budget) -> str:
     little = f" (above 1/{size}, which promises little)" if promises_little(config.delta_value, size) else ""
     taken = f"noise multiplier {found.noise_multiplier:.4f}{_scaled(config)}"
     over = f"over {number_of(config.steps, 'step')}"
-    by = f"{config.privacy.sampler}, {config.privacy.valid_accountant}"
     delta = f"delta={config.delta_value:.3g}{little}"
-    if found.published_eps is None:
+    differs = difference_in_words(config, found)
+    if differs is None:
         rate = f"at sampling rate {config.sampling_rate:.4g}"
-        line = f"{warning}{taken} {eps}{of_search}, {delta} {over} {rate} ({by}{how})"
+        line = f"{warning}{taken} {eps}{of_search}, {delta} {over} {rate} ({_accounting(config)}{how})"
     else:
-        line = (
-            f"{warning}{taken} {over}: accounting differs, eps={found.published_eps:.4g} as published "
-            f"({config.privacy.published}), eps={found.eps:.4g} by what is run ({by}), {delta}"
-        )
+        line = f"{warning}{taken} {over}: {differs}, {delta}"
     if config.privacy.secure_noise:
         return line
     tail = tail_of(config.release_plan().scaled(found.noise_multiplier), found.eps, config.delta_value)
     return line if tail is None else f"{line}; {tail}"
+
+
+def difference_in_words(config: RunConfig, found: Budget) -> str | None:
+    """The eps that a publication's rule states and the one that is spent; None where no such rule is in use."""
+    if found.published_eps is None:
+        return None
+    stated = f"eps={found.published_eps:.4g} as published ({config.privacy.published})"
+    return f"accounting differs, {stated}, eps={found.eps:.4g} by what is run ({_accounting(config)})"
+
+
+def _accounting(config: RunConfig) -> str:
+    return f"{config.privacy.sampler}, {config.privacy.valid_accountant}"
 
 
 def _scaled(config: RunConfig) -> str:
