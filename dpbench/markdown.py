@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 
-def table(head: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Collection[str] = ()) -> list[str]:
-    """The lines of a table.
+def table(head: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Collection[str] = ()) -> str:
+    """A table, a line for each row.
 
     Args:
         head: of the columns.
@@ -14,7 +14,7 @@ def table(head: Sequence[str], rows: Iterable[Iterable[object]], *, numbers: Col
         numbers: heads of the columns that are flush right.
     """
     rule = "|".join("---:" if name in numbers else "---" for name in head)
-    return [_line(head), f"|{rule}|", *map(_line, rows)]
+    return "\n".join([_line(head), f"|{rule}|", *map(_line, rows)])
 
 
 def _line(cells: Iterable[object]) -> str:

@@ -58,18 +58,13 @@ def _job(*overrides: str) -> Job:
 
 def _index(entries: dict[str, Entry]) -> str:
     rows = [[f"[`{name}`]({name}.md)", _cell(entry.title), _cell(_summary(name))] for name, entry in entries.items()]
-    return "\n".join(
-        [
-            "# Methods",
-            "",
-            GENERATED.format(source="docs/methods/source/ and conf/algo/"),
-            "",
-            "Equation, stages with their settings, guarantee, cost and deviations from its paper, of each algorithm.",
-            "",
-            *table(["`algo=`", "method", ""], rows),
-            "",
-        ]
-    )
+    parts = [
+        "# Methods",
+        GENERATED.format(source="docs/methods/source/ and conf/algo/"),
+        "Equation, stages with their settings, guarantee, cost and deviations from its paper, of each algorithm.",
+        table(["`algo=`", "method", ""], rows),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _page(job: Job, default: Job, entry: Entry) -> str:
@@ -83,7 +78,7 @@ def _page(job: Job, default: Job, entry: Entry) -> str:
         f"```math\n\\begin{{aligned}}\n{_lines(entry.equation)}\n\\end{{aligned}}\n```",
         _prose(entry.symbols.strip()),
         "## Stages",
-        _table(
+        table(
             ["stage", "default", "what it does"],
             [[_name(s.group), f"`{s.group}={s.option}`", _cell(s.text.split("\n\n")[0])] for s in found],
         ),
@@ -122,7 +117,7 @@ def _settings(found: list[StageFacts]) -> str:
             if text not in known:
                 known.append(text)
     rows = [[f"`{typed}`", f"`{defaults[typed]}`", _cell("; ".join(meanings[typed]))] for typed in defaults]
-    return _table(["setting", "default", "meaning"], rows)
+    return table(["setting", "default", "meaning"], rows)
 
 
 def _details(found: list[StageFacts]) -> list[str]:
@@ -146,11 +141,7 @@ def _deviations(entry: Entry) -> str:
     if not entry.deviations:
         return "None beyond what the stages state above."
     rows = [[_cell(point.paper), _cell(point.here), _cell(point.where)] for point in entry.deviations]
-    return _table(["paper", "here", "where"], rows)
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(table(head, rows))
+    return table(["paper", "here", "where"], rows)
 
 
 def _name(group: str) -> str:

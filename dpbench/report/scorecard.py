@@ -28,21 +28,41 @@ OWN = "dpbench's own claims"
 def as_markdown(grids: Sequence[Grid]) -> str:
     """The scorecard of all artefacts."""
     card = scorecard(grids)
-    lines = [*_head(grids, card), *_reasons(card.published), *_papers(card), *_artefacts(grids, card)]
-    return "\n".join(lines).rstrip() + "\n"
+    paragraphs = [*_head(grids, card), *_reasons(card.published), *_papers(card), *_artefacts(grids, card)]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
+    counts = card.published.counts
+    yield "# Scorecard"
+    yield from _compared(grids, card)
+    repeats = repeated(grids)
+    if repeats is not None:
+        yield repeats
+    origins = origins_of(grids)
+    newest = newest_record(origins)
+    if newest is not None:
+        changed = sum(bool(origin.get("dirty")) for origin in origins)
+        yield (
+            f"Newest record: {newest}.\n"
+            f"{changed:,} of {number_of(len(origins), 'run')} behind cells began with changes that were in no commit."
+        )
+    yield table(["outcome", "claims"], ((outcome, counts.get(outcome, 0)) for outcome in Outcome), numbers=["claims"])
+    yield "What the outcomes mean:"
+    yield "\n".join(f"- *{outcome}*: {badge.meaning}." for outcome, badge in BADGES.items())
+    command = command_of_all(grids)
+    yield f"The rules in full are in docs/reproducing.md. `{command}` runs what is missing and writes this page."
+
+
+def _compared(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
+    """How many claims have been compared with numbers of ours, and how many of these agree: of each kind of claims."""
     claims = card.published
     judged = [finding for finding in claims.findings if finding.outcome in COMPARED]
     compared = [finding for finding in judged if not finding.derived]
     agrees = sum(finding.outcome in AGREES for finding in compared)
     reproduced = sum(finding.outcome == Outcome.REPRODUCED for finding in compared)
-    unprinted = [finding for finding in claims.findings if finding.derived]
     trained = scorecard(grid for grid in grids if grid.artefact.kind == Kind.TRAINED).published
     by_training = sum(trained.counts.get(one, 0) for one in AGREES)
-    yield "# Scorecard"
-    yield ""
     tables = f"{len(card.artefacts)} {'table or figure' if len(card.artefacts) == 1 else 'tables and figures'}"
     yield (
         f"Of {len(claims.findings)} claims in {tables} {len(compared)} have been compared with numbers of ours; "
@@ -52,7 +72,6 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     )
     own = [finding.outcome for finding in card.own.findings if finding.outcome in COMPARED]
     if own:
-        yield ""
         yield (
             f"Not among these are dpbench's own claims about the papers, {number_of(len(card.own.findings), 'order')}: "
             "what a method or its released code computes, what printed numbers imply, or a paper's claim, narrowed or "
@@ -61,36 +80,14 @@ def _head(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
         )
     derived = claims.counts.get(Outcome.AS_DERIVED, 0)
     if derived:
-        yield ""
+        unprinted = sum(finding.derived for finding in claims.findings)
         others = len(judged) - len(compared)
         but = f", and {others} do not" if others else ""
         yield (
-            f"Among the {len(claims.findings)} are also {number_of(len(unprinted), 'number')} that no paper prints: "
+            f"Among the {len(claims.findings)} are also {number_of(unprinted, 'number')} that no paper prints: "
             "they follow from its formulas, some at settings of ours, and do not count as compared. "
             f"{derived} agree with ours{but}."
         )
-    repeats = repeated(grids)
-    if repeats is not None:
-        yield ""
-        yield repeats
-    yield ""
-    origins = origins_of(grids)
-    newest = newest_record(origins)
-    if newest is not None:
-        changed = sum(bool(origin.get("dirty")) for origin in origins)
-        yield f"Newest record: {newest}."
-        yield f"{changed:,} of {number_of(len(origins), 'run')} behind cells began with changes that were in no commit."
-        yield ""
-    counts = ((outcome, claims.counts.get(outcome, 0)) for outcome in Outcome)
-    yield from table(["outcome", "claims"], counts, numbers=("claims",))
-    yield ""
-    yield "What the outcomes mean:"
-    yield ""
-    yield from (f"- *{outcome}*: {badge.meaning}." for outcome, badge in BADGES.items())
-    yield ""
-    command = command_of_all(grids)
-    yield f"The rules in full are in docs/reproducing.md. `{command}` runs what is missing and writes this page."
-    yield ""
 
 
 def repeated(grids: Iterable[Grid]) -> str | None:
@@ -139,32 +136,25 @@ def _is_stamp(text: object) -> bool:
 
 def _reasons(card: Scorecard) -> Iterator[str]:
     waiting = Counter(finding.lack for finding in card.findings if finding.lack is not None)
-    if not waiting:
-        return
-    yield "## Why claims have not been run"
-    yield ""
-    yield from table(["reason", "claims"], waiting.most_common(), numbers=("claims",))
-    yield ""
+    if waiting:
+        yield "## Why claims have not been run"
+        yield table(["reason", "claims"], waiting.most_common(), numbers=["claims"])
 
 
 def _papers(card: Scorecard) -> Iterator[str]:
     yield "## Papers"
-    yield ""
     papers = [(SECTIONS[paper], of_paper) for paper, of_paper in card.papers.items()]
-    yield from _counted([*papers, (OWN, card.own)] if card.own.findings else papers, card, "paper")
+    yield _counted([*papers, (OWN, card.own)] if card.own.findings else papers, card, "paper")
 
 
 def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
     for paper in dict.fromkeys(grid.artefact.paper for grid in grids):
         own = [grid for grid in grids if grid.artefact.paper == paper]
-        of_paper = card.papers.get(paper, Scorecard(()))
         yield f"## {SECTIONS[paper]}"
-        yield ""
         trained = [grid.artefact for grid in own if grid.artefact.kind == Kind.TRAINED]
         yield f"All of it takes {cost(cell for artefact in trained for cell in artefact.cells).in_words()}."
-        yield ""
         named = [(_link(grid), Scorecard(grid.findings).published) for grid in own]
-        yield from _counted(named, of_paper, "table or figure")
+        yield _counted(named, card.papers.get(paper, Scorecard(())), "table or figure")
 
 
 def _link(grid: Grid) -> str:
@@ -172,9 +162,8 @@ def _link(grid: Grid) -> str:
     return f"[{heading_of(artefact)}]({artefact.paper}/{artefact.name}.md)"
 
 
-def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> Iterator[str]:
+def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> str:
     """A table of counts with the outcomes that occur."""
     outcomes = list(of_all.counts)
     rows = [[name, len(card.findings), *(card.counts.get(one, 0) for one in outcomes)] for name, card in named]
-    yield from table([what, "claims", *outcomes], rows, numbers=("claims", *outcomes))
-    yield ""
+    return table([what, "claims", *outcomes], rows, numbers=["claims", *outcomes])

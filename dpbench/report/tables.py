@@ -42,32 +42,26 @@ def as_markdown(grid: Grid, picture: str | None = None) -> str:
         picture: file name of its picture; None where there is none.
     """
     artefact = grid.artefact
-    lines = [
-        f"# {title_of(artefact)}",
-        "",
-        f"Source: {artefact.source}. {_kind(grid)}",
-        "",
-        _summary(Scorecard(grid.findings)),
-        "",
-    ]
+    parts = [f"# {title_of(artefact)}", f"Source: {artefact.source}. {_kind(grid)}", _summary(Scorecard(grid.findings))]
     if picture is not None:
-        lines += [f"![{title_of(artefact)}]({picture})", ""]
+        parts.append(f"![{title_of(artefact)}]({picture})")
     if grid.entries:
-        lines += [*_table(grid), ""]
-    if grid.claims:
-        lines += ["## Claims", "", *_claims(grid), ""]
-    if grid.computed is not None and grid.computed.remarks:
-        lines += ["## Remarks", "", *_list(grid.computed.remarks), ""]
-    if grid.selection:
-        lines += ["## How the numbers are chosen", "", *_list(grid.selection), ""]
-    if artefact.deviations:
-        lines += ["## Deviations", "", *_list(artefact.deviations), ""]
-    if artefact.readings:
-        lines += ["## Readings", "", *_list(f"{text} ({source})" for source, text in artefact.readings.items()), ""]
+        parts += _table(grid)
+    readings = [f"{text} ({source})" for source, text in artefact.readings.items()]
+    remarks = () if grid.computed is None else grid.computed.remarks
+    for title, body in (
+        ("Claims", _claims(grid)),
+        ("Remarks", _list(remarks)),
+        ("How the numbers are chosen", _list(grid.selection)),
+        ("Deviations", _list(artefact.deviations)),
+        ("Readings", _list(readings)),
+    ):
+        if body:
+            parts += [f"## {title}", body]
     if artefact.kind != Kind.NOT_REPRODUCIBLE:
-        lines += ["## To reproduce", "", f"    {grid.command}", ""]
-        lines += [f"It needs {grid.needs}", ""] if grid.needs is not None else []
-    return "\n".join(lines).rstrip() + "\n"
+        parts += ["## To reproduce", f"    {grid.command}"]
+        parts += [f"It needs {grid.needs}"] if grid.needs is not None else []
+    return "\n\n".join(parts) + "\n"
 
 
 def _kind(grid: Grid) -> str:
@@ -87,8 +81,8 @@ def _summary(card: Scorecard) -> str:
     return " ".join(lines) or "No claims."
 
 
-def _list(lines: Iterable[str]) -> list[str]:
-    return [f"- {line}" for line in lines]
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _table(grid: Grid) -> Iterator[str]:
@@ -104,13 +98,12 @@ def _table(grid: Grid) -> Iterator[str]:
     )
     if told:
         yield " ".join(told)
-        yield ""
     rows = []
     for entry in _entries(grid):
         own = "" if unit is not None or entry.cell.unit == "" else f" {entry.cell.unit}"
         printed, ours = (text if text == NOTHING else text + own for text in (entry.printed, entry.ours))
         rows.append((*(entry.cell.at[axis] for axis in wide), printed, ours, entry.verdict, _note(entry)))
-    yield from table((*wide, "printed", "ours", "verdict", "note"), rows, numbers=("printed", "ours"))
+    yield table((*wide, "printed", "ours", "verdict", "note"), rows, numbers=("printed", "ours"))
 
 
 def _entries(grid: Grid) -> Iterator[Entry]:
@@ -132,14 +125,14 @@ def _note(entry: Entry) -> str:
     return "" if waiting else finding.detail
 
 
-def _claims(grid: Grid) -> Iterator[str]:
+def _claims(grid: Grid) -> str:
     rows = []
     for claim, finding in grid.claims:
         contradicted = not isinstance(claim, Words) and not claim.printed
         says = f"{claim.says} *({grid.source_of_numbers} do not bear it out.)*" if contradicted else claim.says
         says += " *(Not the paper's own claim.)*" if finding.own else ""
         rows.append((says, finding.outcome, finding.detail))
-    yield from table(("claim", "verdict", "note"), rows)
+    return table(("claim", "verdict", "note"), rows) if rows else ""
 
 
 def as_csv(grid: Grid) -> str | None:

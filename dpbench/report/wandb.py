@@ -109,14 +109,13 @@ def build_report(settings: TrackerSettings, grids: Sequence[Grid]) -> reports.Re
 
 
 def _scorecard(grids: Sequence[Grid]) -> str:
-    return "\n".join(table(["paper", *Outcome], _counts(grids), numbers=tuple(Outcome)))
+    return table(["paper", *Outcome], _counts(grids), numbers=tuple(Outcome))
 
 
 def _section(grid: Grid) -> str:
     """An artefact in Markdown, with how its numbers are chosen."""
-    lines = "\n".join(table(COLUMNS, _lines(grid)))
     chosen = "\n".join(f"- {line}" for line in selection_of(grid.artefact))
-    return f"{lines}\n\n{chosen}\n\n`{grid.command}`"
+    return f"{table(COLUMNS, _lines(grid))}\n\n{chosen}\n\n`{grid.command}`"
 
 
 def build_workspace(settings: TrackerSettings) -> Workspace:
