@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from dpbench.tracking.reading import seeds_of
 RUNNABLE = (State.PARTLY, State.MISSING)
 
 
-@dataclass
+@dataclass(eq=False)  # of which each is itself a key
 class Entry:
     """One cell of a plan.
 
@@ -44,6 +44,14 @@ class Entry:
     def runnable(self) -> bool:
         """Whether something of it is missing that can be run here."""
         return self.standing.state in RUNNABLE
+
+    def missing(self) -> Iterator[tuple[object, int]]:
+        """Each run that it asks for, and those of its search that it will ask for together, with how many they are."""
+        for batch in self.standing.batches:
+            run = in_one_form(batch.candidate)
+            yield from (((run, seed), 1) for seed in batch.seeds)
+        if self.standing.later:
+            yield frozenset(map(in_one_form, self.cell.candidates)), self.standing.later
 
 
 @dataclass(frozen=True)
@@ -166,26 +174,16 @@ class Planner:
         """What there is to say of some cells together."""
         states: Counter[State] = Counter()
         reasons: Counter[str] = Counter()
-        distinct: dict[object, int] = {}  # each run that is missing, and those of each search that will be: whose
-        missing: Counter[int] = Counter()
-        found: dict[int, Entry] = {}
+        first: dict[object, Entry] = {}  # that asks for each of what is missing
+        missing: Counter[Entry] = Counter()
         for entry in entries:
             states[entry.standing.state] += 1
             if entry.standing.reason:
                 reasons[entry.standing.reason] += 1
-            if not entry.runnable:
-                continue
-            found[id(entry)] = entry
-            for batch in entry.standing.batches:
-                run = in_one_form(batch.candidate)
-                for seed in batch.seeds:
-                    if distinct.setdefault((run, seed), id(entry)) == id(entry):
-                        missing[id(entry)] += 1
-            if entry.standing.later:
-                search = frozenset(map(in_one_form, entry.cell.candidates))
-                if distinct.setdefault(search, id(entry)) == id(entry):
-                    missing[id(entry)] += entry.standing.later
-        estimates = [(count, *self.seconds_of_run(found[one])) for one, count in missing.items()]
+            for runs, count in entry.missing() if entry.runnable else ():
+                if first.setdefault(runs, entry) is entry:
+                    missing[entry] += count
+        estimates = [(count, *self.seconds_of_run(entry)) for entry, count in missing.items()]
         return Line(
             states,
             reasons,
