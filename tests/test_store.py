@@ -420,10 +420,11 @@ def test_one_index_serves_the_reproduction_and_this_command(store, record, monke
 
     statuses(store)
     monkeypatch.setattr(Recorded, "read", None)
-    settings = RecordIndex(store).settings
-    assert list(settings) == [record.parent.name]
-    assert settings[record.parent.name]["optim.kind"] == "SGD"
-    assert "summary.eps" not in settings[record.parent.name]
+    index, digest = RecordIndex(store), record.parent.name
+    assert list(index.digests) == [digest]
+    settings = index.settings_of(digest)
+    assert settings["optim.kind"] == "SGD"
+    assert "summary.eps" not in settings
 
 
 # Many.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from typing_extensions import override
 
 from dpbench.config.identity import NULL_WHERE_ABSENT, is_identity
 from dpbench.config.messages import GROUPS
@@ -49,12 +46,18 @@ class RecordIndex:
             else:
                 self._places.setdefault(digest, place)
         self._unread -= self._places.keys()
-        self._settings = _Settings(self._index, self._places)
+        self._settings = {name: self._index.column(name) for name in self._index.settings}
 
     @property
-    def settings(self) -> Mapping[str, Mapping[str, Any]]:
-        """By hash, the settings of a record by their dotted names."""
-        return self._settings
+    def digests(self) -> Iterable[str]:
+        """Hashes of the records whose settings can be read."""
+        return self._places.keys()
+
+    def settings_of(self, digest: str) -> dict[str, Any]:
+        """The settings of a record by their dotted names; none where they can't be read."""
+        if (place := self._places.get(digest)) is None:
+            return {}
+        return {name: held[place] for name, held in self._settings.items() if held[place] is not ABSENT}
 
     def possible(self, overrides: Iterable[str]) -> frozenset[str]:
         """Hashes of the records that these overrides do not rule out."""
@@ -88,28 +91,3 @@ class RecordIndex:
         absent = None if key in NULL_WHERE_ABSENT else ANY
         known = {d: absent if held[place] is ABSENT else canonical(held[place]) for d, place in self._places.items()}
         return frozenset(self._unread).union(d for d, value in known.items() if value is ANY or value == wanted)
-
-
-class _Settings(Mapping[str, Mapping[str, Any]]):
-    """Looked up only when they are asked for: there may be many."""
-
-    def __init__(self, index: Index, places: Mapping[str, int]) -> None:
-        self._index = index
-        self._places = places
-
-    @cached_property
-    def _columns(self) -> dict[str, list[Any]]:
-        return {name: self._index.column(name) for name in self._index.settings}
-
-    @override
-    def __getitem__(self, digest: str) -> Mapping[str, Any]:
-        place = self._places[digest]
-        return {name: held[place] for name, held in self._columns.items() if held[place] is not ABSENT}
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._places)

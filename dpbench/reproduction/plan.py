@@ -106,7 +106,7 @@ class Planner:
         self._index = RecordIndex(results_dir)
         self._hashes = Hashes(self._index, config_dirs)
         self._times = Times(config.device)
-        self._learn(self._index.settings)
+        self._learn(self._index.digests)
         self.evidence = Evidence(results_dir, self._hashes)
         self.tried: set[tuple[str, int]] = set()
         available = Available(Path(config.data.root), download=config.data.download)
@@ -160,7 +160,7 @@ class Planner:
     def _learn(self, digests: Iterable[str]) -> None:
         for digest in digests:
             for folder in seeds_of(self._runs / digest):
-                self._times.learn(folder, self._index.settings.get(digest, {}))
+                self._times.learn(folder, self._index.settings_of(digest))
 
     def seconds_of_run(self, entry: Entry) -> tuple[float, Basis]:
         """Of each run of a cell, and what the estimate rests on."""
