@@ -120,30 +120,29 @@ class _Run:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.watch = Watch(record_of(job).lock.path)
+        self._record = record_of(job)
+        self.watch = Watch(self._record.lock.path)
         self.killed = 0
         self.stopped = 0
         self._begun = False
         self._first = self._stamp()
         self._last = self._first
-        self._old_refusal = stamp(record_of(job).refusal)  # that nobody lived to take, and says nothing of now
+        self._old_refusal = stamp(self._record.refusal)  # that nobody lived to take, and says nothing of now
 
     def ended(self) -> bool:
         """Whether there is nothing left to do: it is finished, could not be started, or ended since this began."""
-        record = record_of(self.job)
         if (
-            stamp(record.refusal) not in (None, self._old_refusal)
-            or record.untold
+            stamp(self._record.refusal) not in (None, self._old_refusal)
+            or self._record.untold
             or self.stopped >= STOPS
-            or (record.finished() and not self.job.config.force)
+            or (self._record.finished() and not self.job.config.force)
         ):
             return True
         return self._stamp() != self._first and Recorded.read(self._folder()).status in NOT_BEGUN_AGAIN
 
     def _folder(self) -> Path:
         """Of the record that this command asks for."""
-        record = record_of(self.job)
-        return record.latest() if self.job.config.force else record.folder
+        return self._record.latest() if self.job.config.force else self._record.folder
 
     def _stamp(self) -> Stamp:
         """Changes whenever a status is written."""
