@@ -150,10 +150,8 @@ def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multi
     if waiting:
         if sweep:
             console.print(f"{number_of(len(jobs), 'run')}, {len(finished)} of them finished already")
-            missing = [missing_data(job.config) for job in waiting] if here else []
-            if not all(missing):  # else what is begun is refused at once
-                for line in dict.fromkeys(chain(*missing)):
-                    errors.print(f"warning: {line}; its runs will be refused when their turn comes", style="yellow")
+            if here:
+                _warn_of_missing_data(waiting)
         console.print(tracker_line(first.tracker, results))
         own = [f"tracker.group={group}"] if group and not first.tracker.group else []
         try:
@@ -177,6 +175,14 @@ def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multi
     if interrupted is not None:
         raise interrupted
     return complain(rows, errors, launched=launched) or (OK if kept else FAILED)
+
+
+def _warn_of_missing_data(jobs: list[Job]) -> None:
+    """Say what some of these runs lack; where all lack something, the first that is begun is refused at once."""
+    missing = [missing_data(job.config) for job in jobs]
+    if not all(missing):
+        for line in dict.fromkeys(chain(*missing)):
+            errors.print(f"warning: {line}; its runs will be refused when their turn comes", style="yellow")
 
 
 def _name_of_sweep(sweeps: Path) -> str:

@@ -53,7 +53,7 @@ def _main(arguments: Arguments) -> bool:
     elif to == "wandb":
         from dpbench.results.sync import sync
 
-        return sync(index, arguments, arguments.results_dir, console.print)
+        return sync(index, arguments, console.print)
     else:
         from dpbench.results.export import export
         from dpbench.results.listing import warn

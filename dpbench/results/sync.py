@@ -28,13 +28,13 @@ WITH_OUTCOME = (Status.FINISHED, Status.DIVERGED, Status.FAILED, Status.INVALID)
 NOT_THERE = ("disabled", "offline")
 
 
-def sync(index: Index, arguments: Arguments, results_dir: Path, say: Callable[[str], object]) -> bool:
+def sync(index: Index, arguments: Arguments, say: Callable[[str], object]) -> bool:
     """Send the runs that were asked for; whether W&B took all of them.
 
     Raises:
         UserError: W&B is disabled here.
     """
-    options = arguments.options
+    options, results_dir = arguments.options, arguments.results_dir
     asked = TrackerSettings(mode=options["mode"])
     mode, why = choose_mode(asked)
     if mode == "disabled":
