@@ -65,20 +65,9 @@ def open_tracker(
     id = resumed or run_id or secrets.token_hex(4)
 
     def start() -> Any:
-        tagged = [*settings.tags, *tags]
         plain = jsonable(config)  # W&B turns infinities into a word of its own; ours is "inf"
-        run = _init(
-            settings,
-            results_dir,
-            mode,
-            job_type="train",
-            name=name,
-            config=plain,
-            tags=tagged,
-            say=say,
-            run_id=id,
-            goes_on=resumed is not None,
-        )
+        known = {"job_type": "train", "name": name, "config": plain, "tags": [*settings.tags, *tags], "id": id}
+        run = _init(settings, results_dir, mode, known, say, goes_on=resumed is not None)
         for metric in METRICS:
             run.define_metric(metric, step_metric="epoch", summary="last")
         return run
@@ -114,11 +103,8 @@ def log_once(
     if mode == "disabled":
         return False
 
-    def start() -> Any:
-        tags = list(settings.tags)
-        return _init(settings, results_dir, mode, job_type=job_type, name=name, config={}, tags=tags, say=say)
-
-    tracker = Tracker(start, say)
+    known = {"job_type": job_type, "name": name, "config": {}, "tags": list(settings.tags)}
+    tracker = Tracker(lambda: _init(settings, results_dir, mode, known, say), say)
     tracker.add(content)
     tracker.finish({}, succeeded=True)
     tracker.wait()
@@ -148,16 +134,21 @@ def _init(
     settings: TrackerSettings,
     results_dir: Path,
     mode: Mode,
-    *,
-    job_type: str,
-    name: str,
-    config: dict[str, Any],
-    tags: list[str],
+    known: dict[str, Any],
     say: Callable[[str], object],
-    run_id: str | None = None,
+    *,
     goes_on: bool = False,
 ) -> Any:
-    """Start a W&B run; offline where its server can't be reached, unless this process has others under way."""
+    """Start a W&B run; offline where its server can't be reached, unless this process has others under way.
+
+    Args:
+        settings: of the tracker.
+        results_dir: where W&B keeps what it records offline.
+        mode: "online" or "offline".
+        known: of the run, by the names of `wandb.init`.
+        say: told where the server can't be reached.
+        goes_on: whether W&B has the run already.
+    """
     import wandb
 
     results_dir.mkdir(parents=True, exist_ok=True)
@@ -167,11 +158,7 @@ def _init(
         project=settings.project,
         entity=settings.entity,
         group=settings.group,
-        job_type=job_type,
-        id=run_id,
-        name=name,
-        config=config,
-        tags=tags,
+        **known,
         dir=str(results_dir),
         # Without this a second run in the process would be appended to the first one.
         reinit="create_new",
