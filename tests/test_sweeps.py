@@ -27,7 +27,7 @@ from rich.console import Console
 
 from dpbench.config import compose_jobs, in_grammar
 from dpbench.launch import launcher, rounds
-from dpbench.launch.execute import give_up_if_forced_and_seen
+from dpbench.launch.forced import give_up_if_forced_and_seen
 from dpbench.launch.job import train_job
 from dpbench.launch.launcher import Launcher, LauncherError
 from dpbench.launch.rounds import carry_through

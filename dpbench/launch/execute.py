@@ -12,24 +12,15 @@ from rich.console import Console
 from dpbench.config import Job, RunConfig, config_hash
 from dpbench.data import Splits
 from dpbench.randomness import global_stream
-from dpbench.tracking.published import note_of
-from dpbench.tracking.reading import Recorded
-from dpbench.tracking.status import Status
 from dpbench.training.display import Display
 from dpbench.training.distributed import TorchTeam
 from dpbench.training.execution import Execution
 from dpbench.training.following import lead
 from dpbench.training.fusing import fused_gradients
 from dpbench.training.interruption import Interruption, Occasions
-from dpbench.training.job_record import fail, record_of
+from dpbench.training.job_record import record_of
 from dpbench.training.lockstep import alone, together
 from dpbench.training.torchrun import current_team
-
-# Why a run that was stopped is not begun again by the command that forced it.
-SEEN = (
-    "stopped after metrics of it were seen, and force=true would begin it anew, beyond its eps; "
-    "the same command does so if nothing of them counts"
-)
 
 
 def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None) -> None:
@@ -110,28 +101,6 @@ def _at_one_step(ready: Sequence[Execution]) -> list[list[Execution]]:
     for execution in ready:
         groups.setdefault(execution.prepared.training.parts.step.steps, []).append(execution)
     return list(groups.values())
-
-
-def give_up_if_forced_and_seen(jobs: Sequence[Job]) -> list[Job]:
-    """Of jobs that a cluster has queued again, those to be begun again: not what is forced and was seen, see `SEEN`."""
-    left = []
-    for job in jobs:
-        begun = Recorded.read(record_of(job).latest()).status in (Status.RUNNING, Status.INTERRUPTED)
-        if job.config.force and begun and seen_since_it_began(job):
-            fail(job, SEEN)
-        else:
-            left.append(job)
-    return left
-
-
-def seen_since_it_began(job: Job) -> bool:
-    """Whether metrics were seen of the latest attempt at a run, and not only of one before it."""
-    record = record_of(job)
-    try:
-        begun = (record.latest() / "config.yaml").stat().st_mtime_ns  # which is written when an attempt begins
-        return note_of(record.folder).stat().st_mtime_ns > begun
-    except OSError:
-        return False
 
 
 def _display(config: RunConfig, console: Console) -> Display:

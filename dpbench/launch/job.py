@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from dpbench.config import Job, by_seed, chosen, load
 from dpbench.config.registry import register
 from dpbench.console import make_console
-from dpbench.launch.execute import execute, give_up_if_forced_and_seen
+from dpbench.launch.execute import execute
+from dpbench.launch.forced import give_up_if_forced_and_seen
 from dpbench.tracking.lock import outlive
 from dpbench.tracking.process import Process
 from dpbench.tracking.provenance import working_for

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dpbench.config import Job
 from dpbench.files import Stamp, stamp
-from dpbench.launch.execute import SEEN, seen_since_it_began
+from dpbench.launch.forced import SEEN, seen_since_it_began
 from dpbench.tracking.lock import State, Watch
 from dpbench.tracking.reading import DAMAGED, Recorded
 from dpbench.tracking.status import Status
