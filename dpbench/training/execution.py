@@ -31,7 +31,6 @@ from dpbench.training.loop import DivergedError, Metrics, train
 from dpbench.training.preparing import Prepared, prepare
 from dpbench.training.recorder import GradientRecorder
 from dpbench.training.repeating import computed_by
-from dpbench.training.resume import Training
 from dpbench.training.summary import spent_by, summary_of, why_invalid
 from dpbench.training.torchrun import current_team
 
@@ -189,7 +188,7 @@ class Execution:
 
     def train(self, display: Display, occasions: Occasions, seeds_at_once: int = 1) -> Steps[Status]:
         """Train, and record how it ended, whatever happens; to be carried out by lockstep.py."""
-        training, splits, _, origin, found = self.prepared
+        training, _, _, origin, found = self.prepared
         began = time.perf_counter() - training.progress.seconds
         origin = {**origin, "seeds_at_once": seeds_at_once}
         logged = [metrics.as_dict() for metrics in training.metrics]
@@ -204,7 +203,7 @@ class Execution:
             if found is not None:
                 training.load_global_streams(found.streams)
             self._tracker = tracker = self._open_tracker(found, logged)
-            yield from self._steps(training, splits, tracker, display, occasions)
+            yield from self._steps(tracker, display, occasions)
             if self.config.keep_model:
                 self.record.write_bytes(MODEL, final_weights(training.parts))
             reason = why_invalid(self.config, training.ledger)
@@ -295,14 +294,8 @@ class Execution:
             logged=logged,
         )
 
-    def _steps(
-        self,
-        training: Training,
-        splits: Splits,
-        tracker: Tracker,
-        display: Display,
-        occasions: Occasions,
-    ) -> Steps[None]:
+    def _steps(self, tracker: Tracker, display: Display, occasions: Occasions) -> Steps[None]:
+        training = self.prepared.training
         parts, ledger, progress, _ = training
 
         def on_step(step: int) -> None:
@@ -329,7 +322,7 @@ class Execution:
             yield from train(
                 self.config,
                 parts,
-                splits,
+                self.prepared.splits,
                 ledger,
                 team=self.team,
                 on_step=on_step,

@@ -77,7 +77,6 @@ class Keeper:
         self._record = record
         self._say = say
         self._team = team
-        self._secure = config.privacy.secure_noise
         self._warned = False
         self._released: Ledger | None = None
         self._since = 0
@@ -319,7 +318,7 @@ class Keeper:
         """
         try:
             Checkpoints(self._record.working).remove()
-            if finished and not self._secure:
+            if finished and not self._config.privacy.secure_noise:
                 self._record.settle()
                 forget(self._record.folder)
         except (OSError, RecordError):  # all of it may stay
