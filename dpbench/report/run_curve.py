@@ -18,7 +18,7 @@ WIDTH, HEIGHT = 260, 120
 LEFT, RIGHT, TOP, BOTTOM = 34, 252, 18, 98
 
 
-def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool = False) -> Markup | None:
+def curve_svg(curves: Sequence[Points], name: str, unit: str, *, merged: bool) -> Markup | None:
     """A picture of a number by epoch, a line for each curve; None where no curve has two points.
 
     Args:

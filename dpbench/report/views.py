@@ -73,7 +73,7 @@ class PaperView:
         for view in self.artefacts:
             for entry in view.grid.entries.values():
                 cell = entry.cell
-                if cell.runs and entry.value is None and not view.whole and cell.metric not in NOT_RECORDED:
+                if cell.runs and entry.value is None and not view.grid.whole and cell.metric not in NOT_RECORDED:
                     waiting[Lack.UNPUBLISHED if cell.unpublished else Lack.RUNS].append(cell)
             for finding in view.score.findings:
                 if finding.lack is not None:
@@ -116,11 +116,6 @@ class ArtefactView:
     def anchor(self) -> str:
         """The id of its section."""
         return anchor(self.grid.artefact.where)
-
-    @property
-    def whole(self) -> Finding | None:
-        """The one finding about an artefact that is not reproducible."""
-        return self.grid.whole
 
     @cached_property
     def score(self) -> Scorecard:

@@ -44,7 +44,7 @@ def smoke(
     passed_on: Sequence[str],
     config: RunConfig,
     console: Console,
-    config_dirs: Sequence[Path] = (),
+    config_dirs: Sequence[Path],
 ) -> bool:
     """Try every artefact, and print a line about each; whether one failed.
 

@@ -112,7 +112,10 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     now = datetime.now(UTC)
     asked = (*COLUMNS, *(name for name in further if name not in COLUMNS), "hash")
     cells = {name: _column(index, name, places, now) for name in asked}
-    _mark_unproven(index, places, cells["spent"])
+    cells["spent"] = [
+        text + UNPROVEN if is_unproven(index, place) else text
+        for text, place in zip(cells["spent"], places, strict=True)
+    ]
     dirty = index.column("provenance.dirty")
     cells["commit"] = [
         text + "+" if dirty[place] is True else text for text, place in zip(cells["commit"], places, strict=True)
@@ -129,13 +132,6 @@ def table_of(index: Index, places: Sequence[int], further: Sequence[str] = ()) -
     for row in zip(*cells.values(), strict=True):
         table.add_row(*(Text(text) for text in row))
     return table
-
-
-def _mark_unproven(index: Index, places: Sequence[int], cells: list[str]) -> None:
-    """Say so of each eps that is no guarantee."""
-    for i, place in enumerate(places):
-        if is_unproven(index, place):
-            cells[i] += UNPROVEN
 
 
 def is_unproven(index: Index, place: int) -> bool:
