@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from dpbench.config.files import conf_folder, options, purpose, require_readable
+from dpbench.reproduction.options import by_default
 
 WIDTH = 120
 INDENT = " " * 21
@@ -46,7 +47,7 @@ def help_text(own: Sequence[Path] = ()) -> str:
     """
     require_readable(own)
     conf = conf_folder()
-    chosen = _chosen(conf / "config.yaml")
+    chosen = by_default()
     parts = [USAGE, "GROUPS (GROUP=OPTION; * marks the default)"]
     for group, files in _groups([conf, *own]).items():
         parts.append(f"\n  {group}")
@@ -91,13 +92,6 @@ def _names(group: str, option: Path) -> dict[str, None]:
         if file is not None:
             names |= _names(group, file)
     return names | {key: None for key in content.get(group, content) if key not in ("defaults", "name")}
-
-
-def _chosen(config: Path) -> dict[str, str]:
-    """Default option of each group, from the defaults list."""
-    lines = [line.split("#")[0].strip() for line in config.read_text().splitlines() if line.startswith("  - ")]
-    pairs = (line.removeprefix("- ").split(":", 1) for line in lines if ":" in line)
-    return {group.strip(): option.strip() for group, option in pairs}
 
 
 def _settings(config: Path) -> str:

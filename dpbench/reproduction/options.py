@@ -65,7 +65,7 @@ def option_name(group: str, option: str) -> str | None:
 
 
 @remembered
-def _by_default() -> Mapping[str, str]:
+def by_default() -> Mapping[str, str]:
     """The option of each group where none is typed, chosen by an algorithm or by a data set."""
     return _defaults(yaml.safe_load((conf_folder() / "config.yaml").read_text()))
 
@@ -76,7 +76,7 @@ def kinds_of(options: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
     Groups whose files can't tell are left out.
     """
-    typed, chosen = dict(options), dict(_by_default())
+    typed, chosen = dict(options), dict(by_default())
     for group in ("dataset", "algo"):
         option = typed.get(group, chosen[group])
         try:
