@@ -38,17 +38,8 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
     console.print(_name(jobs), style="bold")
     team, fuse = current_team(), jobs[0].config.fuse_seeds
     may_share = len(jobs) > 1 and fuse is not False and team.size == 1
-    ready: list[Execution] = []
     with ExitStack() as locks:
-        for job in jobs:
-            execution = Execution(job, record_of(job), console)
-            locks.callback(execution.record.lock.release)
-            if not execution.may_begin() or not execution.clear_damage():
-                continue
-            # Of those that go one by one, the others are prepared when it is their turn.
-            later = ready and not may_share
-            if later or execution.prepare(ready[0].prepared.splits if ready else splits):
-                ready.append(execution)
+        ready = _ready(jobs, console, splits, locks, one_by_one=not may_share)
         if fuse is True and len(ready) > 1 and team.size > 1:
             _say_apart("several processes train each", console)
         interruption = Interruption(team, forced=any(job.config.force for job in jobs))
@@ -62,6 +53,22 @@ def execute(jobs: Sequence[Job], console: Console, splits: Splits | None = None)
                 for execution in ready:
                     execution.wait_for_tracker()
             interruption.raise_noted()
+
+
+def _ready(
+    jobs: Sequence[Job], console: Console, splits: Splits | None, locks: ExitStack, *, one_by_one: bool
+) -> list[Execution]:
+    """Those that this process may run, and can; of several that go one by one the first alone is prepared by now."""
+    ready: list[Execution] = []
+    for job in jobs:
+        execution = Execution(job, record_of(job), console)
+        locks.callback(execution.record.lock.release)
+        if not execution.may_begin() or not execution.clear_damage():
+            continue
+        later = ready and one_by_one
+        if later or execution.prepare(ready[0].prepared.splits if ready else splits):
+            ready.append(execution)
+    return ready
 
 
 def _one_by_one(runs: Sequence[Execution], console: Console, interruption: Interruption, *, named: bool) -> None:
