@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -164,40 +164,43 @@ def _every_outcome(target: str) -> Iterator[None]:
     owner: Any
     if ".hydra_submitit_launcher." in target:
         import submitit
-        from submitit.core.utils import FailedJobError
 
-        owner, name = submitit.Job, "results"
+        owner, name, outcome = submitit.Job, "results", _results_of_submitit
     elif ".hydra_ray_launcher." in target:
         import ray
-        from ray.exceptions import RayError, RayTaskError
 
-        owner, name = ray, "get"
+        owner, name, outcome = ray, "get", _result_of_ray
     else:
         yield
         return
     ask = getattr(owner, name)
-
-    def results(job: Any) -> list[Any]:
-        try:
-            return list(ask(job))
-        except FailedJobError as error:
-            return [error]
-        except submitit.core.utils.UncompletedJobError:
-            return [None]
-
-    def get(reference: Any) -> Any:
-        try:
-            return ask(reference)
-        except RayTaskError as error:
-            return error
-        except RayError:
-            return None
-
-    setattr(owner, name, results if name == "results" else get)
+    setattr(owner, name, lambda job: outcome(ask, job))
     try:
         yield
     finally:
         setattr(owner, name, ask)
+
+
+def _results_of_submitit(ask: Callable[[Any], Any], job: Any) -> list[Any]:
+    from submitit.core.utils import FailedJobError, UncompletedJobError
+
+    try:
+        return list(ask(job))
+    except FailedJobError as error:
+        return [error]
+    except UncompletedJobError:
+        return [None]
+
+
+def _result_of_ray(ask: Callable[[Any], Any], job: Any) -> Any:
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return ask(job)
+    except RayTaskError as error:
+        return error
+    except RayError:
+        return None
 
 
 def _raised(outcome: JobReturn | BaseException | None) -> str | None:
