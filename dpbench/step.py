@@ -73,8 +73,9 @@ class PrivateStep:
     Raises:
         UserError: noise multiplier, sampling rate or expected batch size is none.
         ValueError: both sources would give the same numbers, the optimizer moves other parameters than those of the
-            gradients or computes the loss anew, or the ledger's plan is for noise of another correlation between steps,
-            whose eps says nothing of this one's.
+            gradients or computes the loss anew, the gradients have norms of other groups of parameters than the clip's
+            scope says, or the ledger's plan is for noise of another correlation between steps, whose eps says nothing
+            of this one's.
     """
 
     def __init__(
@@ -108,6 +109,11 @@ class PrivateStep:
             )
         if isinstance(noise_source, SeededGaussian) and noise_source.repeats(side_source):
             raise ValueError("noise_source and side_source would give the same numbers; seed them differently")
+        if gradients.per_layer != (clip.scope == "per_layer"):
+            raise ValueError(
+                f'the clip has the scope "{clip.scope}"; make the gradients for it, '
+                f"PerSampleGradients(..., per_layer={clip.scope == 'per_layer'})"
+            )
         if noise.correlation != ledger.plan.correlation:
             raise ValueError(
                 f"the ledger's plan is for noise of correlation {ledger.plan.correlation}, not of {noise.correlation} "

@@ -1,4 +1,5 @@
 import copy
+import inspect
 import math
 import re
 
@@ -15,6 +16,7 @@ from dpbench.clip import AutomaticClip, NoClip, NormalisedClip, PSAClip, Thresho
 from dpbench.errors import UserError
 from dpbench.privacy import BudgetError, Ledger, Plan, Release
 from dpbench.query import OnePoint, Point, TwoPoint
+from dpbench.step import PrivateStep
 from dpbench.threshold import FixedThreshold, PercentileThreshold
 
 CLIPS = [
@@ -219,6 +221,16 @@ def test_release_beyond_the_plan_is_refused_before_any_parameter_moves():
     with pytest.raises(BudgetError):
         step([])
     assert torch.equal(before, step.gradients.flat.vector)
+
+
+@pytest.mark.parametrize("scope", ["flat", "per_layer"])
+def test_a_clip_of_another_scope_than_the_gradients_is_refused(scope):
+    """It would be that other clip without a word: one norm over all parameters, or each layer's with C/sqrt(G)."""
+    made = clipping_step(small_model(), ThresholdClip(scope=scope))
+    other = ThresholdClip(scope={"flat": "per_layer", "per_layer": "flat"}[scope])
+    arguments = {name: getattr(made, name) for name in inspect.signature(PrivateStep).parameters if name != "clip"}
+    with pytest.raises(ValueError, match=f"per_layer={other.scope == 'per_layer'}"):
+        PrivateStep(**arguments, clip=other)
 
 
 class Restless(OnePoint):

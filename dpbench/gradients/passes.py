@@ -41,6 +41,7 @@ class Passes:
         model: maps inputs to outputs.
         flat: its parameters that are trained.
         loss: per-sample losses of outputs and targets.
+        per_layer: one group of parameters per layer instead of one for all.
         views: K.
         in_half: autocast runs the model.
         owners: of the parameters.
@@ -74,6 +75,7 @@ class Passes:
         self.flat = flat
         self.model = model
         self.loss = loss
+        self.per_layer = per_layer
         self.views = views
         self.in_half = autocast is not None
         self.owners = Owners(model, flat, per_layer=per_layer)

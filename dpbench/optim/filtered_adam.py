@@ -110,9 +110,9 @@ class FilteredAdam(Optimizer):
 class AdamBC(FilteredAdam):
     """`FilteredAdam` that takes the variance of the privacy noise out of the second moment (Tang et al. 2024).
 
-    The denominator is sqrt(max(v̂ - σ_t², floor²)), σ_t the standard deviation of the noise in each coordinate of g_t.
-    Their DP-AdamBC is this with filter=momentum. The variance is public: multiplier, sensitivity and expected batch
-    size make it.
+    The denominator is sqrt(max(v̂ - σ², floor²)), σ² the variance of the noise in each coordinate of g_t; where that
+    changes from step to step, its corrected average over them, as v̂ is of g_t². Their DP-AdamBC is this with
+    filter=momentum. The variance is public: multiplier, sensitivity and expected batch size make it.
     """
 
     noise_correction: ClassVar[bool] = True
