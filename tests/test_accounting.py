@@ -271,8 +271,8 @@ def test_calibration_of_passes_has_a_closed_form():
 T = 11_760
 
 
-def adp_plan(schedule, z, beside=()):
-    return Plan.of([Release(RATE, z * scale, beside) for scale in FACTORS[schedule](T)])
+def adp_plan(schedule, z, beside=(), steps=T):
+    return Plan.of([Release(RATE, z * scale, beside) for scale in FACTORS[schedule](steps)])
 
 
 def joint_multipliers(plan):
@@ -324,6 +324,19 @@ def test_a_coarse_plan_spends_a_little_more_by_the_renyi_sum_over_all_steps(sche
         assert dense * (1 - 1e-9) <= epsilon(plan, DELTA, "rdp", eps_scale=1.0) < 1.015 * dense
 
 
+@pytest.mark.parametrize(("schedule", "z"), [("ii", 0.34), ("ii", 0.19), ("i", 1.3), ("i", 0.8)])
+def test_a_coarse_plan_adds_little_at_low_orders_where_noisy_releases_count(schedule, z):
+    """By the closed form of order 2, log(1 + q² (exp(1/z²) - 1)), though eps is the smallest at a larger order."""
+    plan = adp_plan(schedule, z)
+    grouped = coarse(plan, DELTA)
+    before, after = (
+        sum(run.times * math.log1p(RATE**2 * math.expm1(run.release.noise_multiplier**-2)) for run in each.runs)
+        for each in (plan, grouped)
+    )
+    assert before <= after < 1.021 * before
+    assert len(grouped.runs) < 200
+
+
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_a_coarse_plan_has_as_much_noise_or_less_in_every_release(scheme):
     plan = Plan.of([Release(q, z * 1.001**i) for q in (0.02, 0.05) for z in (0.5, 2.0) for i in range(200)], scheme)
@@ -357,6 +370,23 @@ def test_a_coarse_plan_spends_a_little_more_by_privacy_losses(rate, lowest, step
     spent = by_hand(PLDAccountant(value_discretization_interval=interval), runs)
     assert exact * (1 - 1e-6) <= spent < 1.015 * exact
     assert epsilon(plan, DELTA, "pld", eps_scale=exact) == pytest.approx(spent, rel=2e-3)
+
+
+@pytest.mark.slow
+def test_a_coarse_plan_of_hundreds_of_steps_spends_a_little_more_by_privacy_losses():
+    """Multipliers rounded to powers of 1.004, up and down: between the two is the truth."""
+    multipliers = 0.315 * np.array(FACTORS["ii"](600))
+    accounts = [
+        [
+            ((RATE, run.release.noise_multiplier), run.times)
+            for run in coarse(adp_plan("ii", 0.315, steps=600), DELTA).runs
+        ]
+    ]
+    for rounded in (np.ceil, np.floor):
+        powers, times = np.unique(rounded(np.log(multipliers) / math.log(1.004)), return_counts=True)
+        accounts.append([((RATE, 1.004**power), int(n)) for power, n in zip(powers, times, strict=True)])
+    spent, low, high = (by_hand(PLDAccountant(value_discretization_interval=1e-3), account) for account in accounts)
+    assert low < spent < 1.011 * (low + high) / 2
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ SMALLEST_MULTIPLIER = 1e-6
 LARGEST_MULTIPLIER = 1e8
 
 # See `rounding`, of accounts that only start a search.
-ROUGH = 0.05
+ROUGH = 0.2
 # Below, eps by PLD may come out too small by its floating point.
 LEAST_DELTA = 1e-9
 

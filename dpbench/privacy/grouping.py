@@ -6,6 +6,7 @@ each different release. Counting a release as one with less noise keeps every bo
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 
 import numpy as np
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, Scheme
 
-# Largest share of eps that grouping may add. It is always added, never taken away.
-EXCESS = 0.01
+# Largest share that grouping may add to the sum of Rényi divergences, at any order up to the best. It is always added,
+# never taken away. Eps grows by half as much or so: 1.1 % at most where it was measured, of 11,719 steps.
+EXCESS = 0.02
 
 _ORDERS = (
     *(1.1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10),
@@ -43,13 +45,14 @@ def coarse(plan: Plan, delta: float, excess: float = EXCESS) -> Plan:
 def rounding(plan: Plan, delta: float, excess: float = EXCESS) -> dict[Release, Release]:
     """The release that each joint release of the plan counts as: one of the same rate with as much noise or less.
 
-    By Rényi divergence, eps is the smallest of Σ_t D(z_t) + c over orders. So what grouping adds to the sum at the
-    order of that minimum is at least what it adds to eps. Groups are fewest where each adds the same.
+    By Rényi divergence, eps is the smallest of Σ_t D(z_t) + c over orders, and by privacy loss distributions less than
+    that: there lower orders count, too, at which releases with more noise take a larger part. So the sum at each order
+    up to the best one grows by a share at most.
 
     Args:
         plan: independent batches, multipliers > 0.
         delta: in (0, 1), at which eps matters.
-        excess: largest share of eps that grouping may add, up to the accuracy of `_divergences`.
+        excess: that share, up to the accuracy of `_divergences`.
     """
     counts: Counter[Release] = Counter()
     for release, number in plan.runs:
@@ -58,31 +61,39 @@ def rounding(plan: Plan, delta: float, excess: float = EXCESS) -> dict[Release, 
     if len(releases) <= _FEW:
         return {release: release for release in releases}
     times = np.array([counts[release] for release in releases])
-    each, eps = _divergences(releases, times, plan.scheme, delta)
-    allowed = group_may_add = excess * eps
+    each = _divergences(releases, times, plan.scheme, delta)
+    sums = each @ times
+    allowed = group_may_add = excess * sums
     while True:
         bases = _bases(releases, times, each, group_may_add)
-        if float(times @ (each[bases] - each)) <= allowed:
+        if bool(((each[:, bases] - each) @ times <= allowed).all()):
             return {release: releases[base] for release, base in zip(releases, bases, strict=True)}
-        group_may_add *= 0.7
+        group_may_add = 0.7 * group_may_add
 
 
-def _bases(releases: list[Release], times: NDArray[np.int64], each: NDArray[np.float64], may_add: float) -> list[int]:
+def _bases(
+    releases: list[Release], times: NDArray[np.int64], each: NDArray[np.float64], may_add: NDArray[np.float64]
+) -> list[int]:
     """For each of the ascending releases the index of the first, least noisy one of its group."""
-    bases = []
-    base, added = 0, 0.0
-    for i, release in enumerate(releases):
-        added += float(times[i] * (each[base] - each[i]))
-        if added > may_add or release.sampling_rate != releases[base].sampling_rate:
-            base, added = i, 0.0
-        bases.append(base)
+    numbers, sums = np.cumsum(times), np.cumsum(times * each, axis=1)
+
+    def is_too_much(i: int) -> bool:
+        """Whether a group from `base` to i adds more at some order than it may."""
+        added = each[:, base] * (numbers[i] - numbers[base]) - (sums[:, i] - sums[:, base])
+        return bool((added > may_add).any())
+
+    bases: list[int] = []
+    while (base := len(bases)) < len(releases):
+        same_rate = bisect_right(releases, releases[base].sampling_rate, key=lambda release: release.sampling_rate)
+        ends = range(base + 1, same_rate)
+        bases += [base] * (1 + bisect_left(ends, True, key=is_too_much))
     return bases
 
 
 def _divergences(
     releases: list[Release], times: NDArray[np.int64], scheme: Scheme, delta: float
-) -> tuple[NDArray[np.float64], float]:
-    """Rényi divergence of each release at the order that gives the smallest eps, shape (n,), and that eps.
+) -> NDArray[np.float64]:
+    """Rényi divergence of each release at the orders up to the one that gives the smallest eps, shape (orders, n).
 
     For Poisson sampling; with the leading factor 4 of their bound for batches of fixed size. Accurate to a percent or
     so, which is enough here: it only decides about groups, never about eps.
@@ -90,16 +101,17 @@ def _divergences(
     rates = np.array([release.sampling_rate for release in releases])
     multipliers = np.array([release.noise_multiplier for release in releases]) / scheme.sensitivity
     factor = 4.0 if scheme == FIXED_SIZE else 1.0
-    best, smallest = np.zeros(len(releases)), np.inf
+    at_orders, best, smallest = [], 1, np.inf
     for order in _ORDERS:
         each = np.empty(len(releases))
         for rate in np.unique(rates):
             same = rates == rate
             each[same] = factor * _interpolated(order, float(rate), multipliers[same])
         eps = float(times @ each) + np.log1p(-1 / order) - np.log(delta * order) / (order - 1)
+        at_orders.append(each)
         if eps < smallest:
-            best, smallest = each, eps
-    return best, max(float(smallest), 1e-9)
+            best, smallest = len(at_orders), eps
+    return np.array(at_orders[:best])
 
 
 def _interpolated(order: float, rate: float, multipliers: NDArray[np.float64]) -> NDArray[np.float64]:
