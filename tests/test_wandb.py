@@ -4,6 +4,8 @@ import os
 import shutil
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 import wandb
-from cli import SMALL, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, status
+from cli import ROOT, SMALL, STEPS, Outcome, only_record, raise_after, read, read_metrics, records, run, status
 from results_command import results
 from wandb_log import OfflineRun, offline_runs
 
@@ -200,6 +202,16 @@ def test_a_run_that_diverges_is_marked_as_failed(tmp_path):
 def test_offline_reaches_for_no_network(network, sweep):
     assert sweep.code == 0
     assert network.attempts == []
+
+
+def test_offline_reaches_for_no_network_when_the_process_ends(network, tmp_path):
+    """Until when W&B may keep what it has to tell of itself."""
+    known = len(network.attempts)
+    env = {name: value for name, value in os.environ.items() if name != "WANDB_ERROR_REPORTING"}
+    typed = [sys.executable, "-m", "dpbench.run", *OFFLINE, "eps=inf", f"results_dir={tmp_path}"]
+    subprocess.run(typed, cwd=ROOT, env=env, capture_output=True, check=True)
+    assert len(offline_runs(tmp_path)) == 1
+    assert network.attempts[known:] == []
 
 
 # A run that goes on.

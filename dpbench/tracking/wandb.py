@@ -166,6 +166,8 @@ def _init(
     )
     if service().offline:  # since the mode was chosen
         mode = "offline"
+    if mode == "offline":  # which W&B's telemetry of its own calls does not ask for
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         # Offline "allow" would only warn.
         return start(mode=mode, resume="allow" if goes_on and mode == "online" else None)
