@@ -144,7 +144,7 @@ def _table(models: dict[str, Results], leading: dict[str, Cell], columns: dict[s
         lead = [own(model, title) for title, own in leading.items()]
         rows.append([SPECS[name].title, *lead, *(cell(model, column) for column in columns)])
     numbers = [*leading, *columns.values()]
-    return "\n".join(table(["model", *numbers], rows, numbers=numbers))
+    return table(["model", *numbers], rows, numbers=numbers)
 
 
 def _entry(model: Results, kind: str, name: str) -> Results:
