@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,24 @@ def read_runs(grids: Sequence[Grid], results_dir: Path) -> Runs:
                 users.setdefault(folder.parent.name, {})[grid.artefact.where] = None
     made: dict[Made, int] = {}
     places = tuple(word for word in (grids[0].options if grids else ()) if not word.startswith("claims="))
-    found = []
-    for digest, own in folders.items():
-        ordered = sorted(own, key=lambda folder: int(folder.name))
-        records = [Recorded.read(folder).complete().warn() for folder in ordered]
-        found.append(
-            Configuration(
-                digest,
-                runs=tuple(_run(record, made) for record in records),
-                config=next((record.settings for record in records if record.settings), {}),
-                ledger=next((record.ledger for record in records if record.ledger), {}),
-                artefacts=tuple(users[digest]),
-                audits=tuple(audits.get(digest, ())),
-                places=places,
-            )
+    found = [
+        replace(
+            _configuration(digest, folders[digest], tuple(users[digest]), made, tuple(audits.get(digest, ()))),
+            places=places,
         )
+        for digest in folders
+    ]
     return Runs(tuple(found), tuple(made))
+
+
+def _configuration(
+    digest: str, folders: Iterable[Path], artefacts: tuple[str, ...], made: dict[Made, int], audits: tuple[str, ...]
+) -> Configuration:
+    ordered = sorted(folders, key=lambda folder: int(folder.name))
+    records = [Recorded.read(folder).complete().warn() for folder in ordered]
+    config = next((record.settings for record in records if record.settings), {})
+    ledger = next((record.ledger for record in records if record.ledger), {})
+    return Configuration(digest, tuple(_run(record, made) for record in records), config, ledger, artefacts, audits)
 
 
 def _run(record: Recorded, made: dict[Made, int]) -> RunView:
