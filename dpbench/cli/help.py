@@ -86,10 +86,10 @@ def _names(group: str, option: Path) -> dict[str, None]:
     """Names of an option's settings, those of the options of its group that it starts from first."""
     content = yaml.safe_load(option.read_text()) or {}
     names: dict[str, None] = {}
-    for base in content.get("defaults", []):
+    for base in content.get("defaults") or ():
         places = (folder / f"{base}.yaml" for folder in (option.parent, conf_folder() / group))
         file = next((place for place in places if place.exists()), None)  # a plugin's options are no files here
-        if file is not None:
+        if file is not None and file != option:
             names |= _names(group, file)
     return names | {key: None for key in content.get(group, content) if key not in ("defaults", "name")}
 
