@@ -22,10 +22,11 @@ from benchmarks.process import reason, tune_allocator
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
 from dpbench.devices import prepare_device
 
-# Rounds in which all take part.
-FEWEST_ROUNDS = 2
+# Rounds in which all take part: of three the median is none that is out of line, such as the first one of an engine that
+# takes much memory, where it is fetched from the system.
+FEWEST_ROUNDS = 3
 # The others are of those that once took at most so many times the time of their base, for each point that they compute
-# at: whoever is far behind shows it in two rounds, of which a comparison of dpbench with itself may have been in one.
+# at: whoever is far behind shows it in those, of which a comparison of dpbench with itself may have been in one.
 SLOW = {"cpu": 1.5, "cuda": 2.5}
 # Of dpbench, whose first step of a query that remembers has one point. Its gradients are compared with autograd's in
 # batches 1, 4, 16, ... of all its contenders together, and on a GPU its replays 1, 4, 16, ... of each with what they

@@ -109,7 +109,7 @@ def test_slow_contenders_sit_out_and_ratios_are_of_the_same_round(monkeypatch):
     once = iter([0.2])
     contenders.add("slow once", lambda: lambda: wait(next(once, 0.024)), warmups=0)
     contenders.race(dict.fromkeys(contenders.runs, "base"), rounds=5, seconds=60)
-    assert [value is not None for value in contenders.seconds["slow"]] == [True, True, False, False, False]
+    assert [value is not None for value in contenders.seconds["slow"]] == [True, True, True, False, False]
     for name in ("fast", "dpbench_disk", "slow once"):
         assert None not in contenders.seconds[name]
     assert contenders.ratio("slow", "base") == pytest.approx(5)
@@ -120,7 +120,7 @@ def test_when_the_time_is_up_only_the_fewest_rounds_are_made():
     contenders = Contenders(CPU)
     contenders.add("base", lambda: lambda: time.sleep(0.001), warmups=0)
     contenders.race({"base": "base"}, rounds=9, seconds=0)
-    assert len(contenders.seconds["base"]) == 2
+    assert len(contenders.seconds["base"]) == 3
 
 
 def test_a_memory_cell_is_positive_and_grows_with_per_sample_gradients():

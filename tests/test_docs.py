@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dpbench.config import compose_each, conf_folder, quoted
 from dpbench.reproduction.arguments import parse as parse_reproduce
+from dpbench.results.__main__ import main as main_of_results
 from dpbench.results.arguments import help_text
 from dpbench.results.arguments import parse as parse_results
 from dpbench.results.selection import HASH
@@ -108,6 +109,16 @@ def test_hashes_that_are_typed_are_of_records():
     assert typed
     recorded = [folder.name for folder in (ROOT / "results" / "runs").iterdir()]
     assert [start for start in typed if not any(name.startswith(start) for name in recorded)] == []
+
+
+def test_the_answer_that_readme_shows_is_what_the_command_prints(monkeypatch, capsys):
+    (words,) = [words[1:] for page, words in FOUND if page.name == "README.md" and "compare" in words]
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main_of_results(words) == 0
+    printed = capsys.readouterr().out
+    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
 
 
 def heading_anchors(page: Path) -> set[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dpbench.data.imagenet import ImageFolders
+from dpbench.data.image_folders import ImageFolders
 from dpbench.data.sources import Fetchable, File, FileSource, Images, ImageSource, Problem, Shape
 
 

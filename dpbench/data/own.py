@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.data.encoding import Texts
-from dpbench.data.imagenet import ImageFolders
+from dpbench.data.image_folders import ImageFolders
 from dpbench.data.sources import File, FileSource, Images, Problem, Shape, Source
 from dpbench.data.table_sources import Rows, TableSource
 from dpbench.data.text_sources import TextSource

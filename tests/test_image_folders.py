@@ -91,11 +91,11 @@ def test_each_size_is_decoded_for_itself(root):
 
 
 def test_many_pictures_are_decoded_by_several_processes(root, monkeypatch):
-    monkeypatch.setattr("dpbench.data.imagenet.WORTH_WORKERS", 1)
-    monkeypatch.setattr("dpbench.data.imagenet.DECODED_AT_ONCE", 5)
+    monkeypatch.setattr("dpbench.data.image_folders.WORTH_WORKERS", 1)
+    monkeypatch.setattr("dpbench.data.image_folders.DECODED_AT_ONCE", 5)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     apart = loaded(root).train.images.clone()
-    monkeypatch.setattr("dpbench.data.imagenet.WORTH_WORKERS", math.inf)
+    monkeypatch.setattr("dpbench.data.image_folders.WORTH_WORKERS", math.inf)
     for path in (root / "imagenet" / "pixels-16").iterdir():
         path.unlink()
     (root / "imagenet" / "pixels-16").rmdir()
@@ -112,7 +112,7 @@ def test_pixels_are_mapped_and_the_file_stays_as_it_is(root):
 
 @pytest.mark.parametrize("worth_workers", [1, 1000])
 def test_a_picture_that_cannot_be_decoded_is_named_and_leaves_nothing(root, monkeypatch, worth_workers):
-    monkeypatch.setattr("dpbench.data.imagenet.WORTH_WORKERS", worth_workers)
+    monkeypatch.setattr("dpbench.data.image_folders.WORTH_WORKERS", worth_workers)
     path = root / "imagenet" / "train" / CLASSES[1] / f"{CLASSES[1]}_2.JPEG"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError) as caught:
