@@ -22,8 +22,8 @@ from benchmarks.process import reason, tune_allocator
 from benchmarks.steps import DPSGD_STEP, NON_PRIVATE_STEP, STEPS
 from dpbench.devices import prepare_device
 
-# Rounds in which all take part: of three the median is none that is out of line, such as the first one of an engine that
-# takes much memory, where it is fetched from the system.
+# Rounds in which all take part: of three the median is none that is out of line, such as the first one of an engine
+# that takes much memory, which the system has to find.
 FEWEST_ROUNDS = 3
 # The others are of those that once took at most so many times the time of their base, for each point that they compute
 # at: whoever is far behind shows it in those, of which a comparison of dpbench with itself may have been in one.
