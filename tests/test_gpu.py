@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from cli import only_record, read, read_metrics, records, run
-from gradient_checks import assert_exact, restricted
+from gradient_checks import DEVICE, assert_exact, restricted
 from helpers import ALGORITHMS
 from replay_checks import halved, replay_counts, two_points
 from resuming import STEPS, carried_out, full, outcome, resumed_at, stopped, tiny, whole
@@ -290,6 +290,7 @@ def test_noise_is_standard_normal_and_follows_its_generator():
     assert abs(float((first.double() * other.double()).mean())) < 5 * error
 
 
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="DPBENCH_TESTS_DEVICE is not cuda")
 def test_models_on_a_gpu_are_exact_in_their_own_layout():
     model = WideResNet(depth=10, width=1).build(CIFAR).to(memory_format=torch.channels_last)
     x = torch.rand(3, 3, 32, 32).to(memory_format=torch.channels_last)

@@ -10,6 +10,7 @@ from helpers import composed
 from model_references import IN_ORDER, averaging_transformer, last_state_lstm, wide_resnet
 from peft.tuners.lora import LoraLayer
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2.functional import resize
 
 from dpbench import models
@@ -131,6 +132,27 @@ def test_bert_tells_the_second_text_of_a_pair_from_the_first():
     logits = module.net(input_ids=ids, attention_mask=(ids != 0).long(), token_type_ids=types).logits
     torch.testing.assert_close(module(ids), logits)
     assert (module.net(input_ids=ids, attention_mask=(ids != 0).long()).logits - logits).abs().min() > 1e-3
+
+
+class ReadOnTheHost(TorchDispatchMode):
+    """Counts numbers that the host asks for, which on a GPU waits and can't be recorded."""
+
+    read = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.read += func.overloadpacket is torch.ops.aten._local_scalar_dense
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["roberta", "bert"])
+@torch.no_grad()
+def test_encoders_ask_the_host_for_nothing(family):
+    sizes = {"vocabulary": 20, "longest": 8, "width": 8, "depth": 2, "heads": 2, "padding": 1}
+    module = models.TextEncoder(name=family, family=family, separator=9, **sizes).build(SimpleNamespace(classes=3))
+    ids = torch.tensor([[0, 4, 5, 9, 6, 9, 1, 1], [0, 4, 9, 6, 7, 8, 2, 9]])
+    with ReadOnTheHost() as mode:
+        module.eval()(ids)
+    assert mode.read == 0
 
 
 PUBLISHED = {

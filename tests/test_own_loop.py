@@ -71,6 +71,17 @@ def test_seeded_sources_repeat_it_bit_for_bit_and_secure_ones_do_not():
     assert not torch.equal(*(carried_out(secure)["flat"].vector for _ in range(2)))
 
 
+def test_steps_do_not_ask_for_the_default_device():
+    """As a loop of one's own may set it to a GPU, beside generators on the CPU: here to one that holds no numbers."""
+    elsewhere = changed("for _ in range(steps):", "torch.set_default_device('meta')\nfor _ in range(steps):", SEEDED)
+    elsewhere = changed("accuracy = (", "torch.set_default_device(None)\naccuracy = (", elsewhere)
+    try:
+        found = carried_out(elsewhere)["flat"].vector
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, carried_out(SEEDED)["flat"].vector)
+
+
 @pytest.mark.parametrize("seeded", ["", ".manual_seed(1)"])
 def test_sources_that_would_give_the_same_noise_are_refused(seeded):
     """A generator that nobody seeded has one seed always."""

@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from contextlib import ExitStack
 from copy import deepcopy
 from io import StringIO
 
@@ -630,6 +631,22 @@ def test_what_a_run_lets_out_is_raised_when_the_others_have_ended():
     with pytest.raises(OSError, match="disk full"):
         together([run_of(0), run_of(1), run_of(2)], lambda requests: requests)
     assert ended == [1, 2]
+
+
+def test_seeds_that_end_one_after_the_other_share_their_last_line(monkeypatch):
+    monkeypatch.setattr("dpbench.training.display.SECONDS_BETWEEN_LINES", -1)
+    shown = StringIO()
+    with Display(Console(file=shown, width=160), steps=2) as display, ExitStack() as runs:
+        ends = [ExitStack() for _ in range(3)]
+        for end in ends:
+            end.enter_context(display.watching())
+            runs.enter_context(end)
+        for end, accuracy in zip(ends, (0.5, 0.75, 0.7), strict=True):
+            display.evaluation(Metrics(2, 1.0, accuracy, 1, 0.5, 1.0, accuracy, 3.0, 0.1, 1, 1.0, (accuracy,)))
+            end.close()
+    assert shown.getvalue().splitlines() == [
+        "  step 2/2  loss 0.650  accuracy 65.00 % (50.00 to 75.00, 3 seeds)  eps 3.000  0 s left",
+    ]
 
 
 def test_seeds_share_a_line_with_their_mean_and_range(monkeypatch):

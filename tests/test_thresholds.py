@@ -42,6 +42,21 @@ def noise(seed=0):
     return SeededGaussian(torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("kind", [ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold])
+@pytest.mark.parametrize("drawn", [0, 20])
+def test_a_release_is_on_the_cpu_whatever_the_default_device(kind, drawn):
+    one, other = kind(), kind()
+    for threshold in (one, other):
+        threshold.prepare(Course(10, 20, lambda _: 1.0))
+        if drawn:
+            threshold.observe(torch.linspace(0.1, 2, drawn))
+    one.release(noise(), 1.0)
+    with torch.device("meta"):
+        other.release(noise(), 1.0)
+    assert one.value(1) == other.value(1)
+    assert not drawn or one.value(1) != kind().value(0)
+
+
 # T1, and that the joint release of the two parts is the total again.
 @pytest.mark.parametrize(
     ("total", "side", "gradient"),

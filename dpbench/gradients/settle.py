@@ -232,7 +232,7 @@ def _problem_near(
     flat = engine.flat
     # At most 1: whether a run ends here must not hang on one sample whose inputs, multiplied, are beyond all numbers.
     generator = torch.Generator().manual_seed(seed)
-    factors = torch.rand(len(targets), generator=generator).mul_(2).sub_(1).to(flat.vector)
+    factors = torch.rand(len(targets), generator=generator, device="cpu").mul_(2).sub_(1).to(flat.vector)
     level = LEVELS[seed % len(LEVELS)]
     # Elsewhere than where training is: where it has come to rest, gradients are but rounding.
     elsewhere = [Point(weight, nearby(iterate, seed)) for weight, iterate in points]
@@ -263,7 +263,8 @@ def _problem_near(
             with held_still(level):
                 tape = engine.record_by(way, elsewhere, inputs, targets)
                 have = tape.weighted_sum(factors.expand(engine.groups, -1))
-                short = short_norm(flat, tape, int(torch.randint(len(targets), (), generator=generator)))
+                place = int(torch.randint(len(targets), (), generator=generator, device="cpu"))
+                short = short_norm(flat, tape, place)
         except Exception as error:
             if may_be_out_of_memory(error, len(targets)):
                 raise

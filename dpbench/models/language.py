@@ -146,7 +146,9 @@ class _Classifier(nn.Module):
             separators = ids == self.separator
             second = separators.cumsum(1) - separators.long() > 0
             more["token_type_ids"] = (second & (ids != self.padding)).long()
-        logits: Tensor = self.net(input_ids=ids, attention_mask=(ids != self.padding).long(), **more).logits
+        # As attention takes it: of a mask of two dimensions the library asks, on the host, whether it hides anything.
+        seen = (ids != self.padding)[:, None, None, :]
+        logits: Tensor = self.net(input_ids=ids, attention_mask=seen, **more).logits
         return logits
 
 

@@ -106,7 +106,7 @@ class SeededGaussian(GaussianSource):
         return out
 
     def _fill_by_parts(self, out: Tensor) -> Tensor:
-        key = torch.randint(2**32, (4,), generator=self.generator).tolist()
+        key = torch.randint(2**32, (4,), generator=self.generator, device="cpu").tolist()
         numbers = out.view(-1).numpy()
 
         def draw(start: int) -> None:

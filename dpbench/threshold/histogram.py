@@ -87,7 +87,9 @@ class HistogramThreshold(Threshold):
 
     @override
     def release(self, source: GaussianSource | None, error_weight: float) -> None:
-        counts = torch.zeros(self.bins, dtype=torch.float64) if self._counts is None else self._counts.cpu()
+        counts = (
+            torch.zeros(self.bins, dtype=torch.float64, device="cpu") if self._counts is None else self._counts.cpu()
+        )
         self._counts = None
         if source is not None:
             counts = counts + self.histogram_noise * source.fill(torch.empty_like(counts))

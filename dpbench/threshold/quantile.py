@@ -68,7 +68,9 @@ class QuantileThreshold(Threshold):
     def release(self, source: GaussianSource | None, error_weight: float) -> None:
         total, self._sum = self._sum, 0.0
         if source is not None:
-            total += self.count_noise * self._batch * float(source.fill(torch.empty(1, dtype=torch.float64)))
+            total += (
+                self.count_noise * self._batch * float(source.fill(torch.empty(1, dtype=torch.float64, device="cpu")))
+            )
         share = total / self._batch + SENSITIVITY
         # Further than from one end of the range to the other it never goes.
         move = min(max(-self.rate * (share - self.quantile), -MOST), MOST)

@@ -32,7 +32,7 @@ class Display:
         self._mark = "" if proven else UNPROVEN
         self._steps = steps
         self._last_line = time.monotonic()
-        self._runs = 0
+        self._runs = self._awaited = 0
         self._evaluated: list[Metrics] = []
         self._bar = Progress(
             TextColumn("  step"),
@@ -71,8 +71,11 @@ class Display:
 
     def evaluation(self, metrics: Metrics) -> None:
         """An evaluation of one run is done; shown when those of all runs at this step are."""
-        self._evaluated = [m for m in self._evaluated if m.step == metrics.step] + [metrics]
-        if len(self._evaluated) < self._runs:
+        if not self._evaluated or self._evaluated[0].step != metrics.step:
+            # Of those that go on now: each ends with its last evaluation, before the next one's.
+            self._evaluated, self._awaited = [], self._runs
+        self._evaluated.append(metrics)
+        if len(self._evaluated) < self._awaited:
             return
         text = f"{_in_words(self._evaluated)}{self._mark}"
         self._bar.update(self._task, description=text)
