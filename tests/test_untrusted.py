@@ -30,8 +30,8 @@ from dpbench.cli.table import Row, as_csv, print_table
 from dpbench.config import compose_jobs
 from dpbench.console import make_console
 from dpbench.data.catalogue import SOURCES
+from dpbench.data.image_folders import ImageFolders
 from dpbench.data.image_sources import IMAGES
-from dpbench.data.imagenet import ImageFolders
 from dpbench.data.sources import File
 from dpbench.data.table_sources import TABLES
 from dpbench.data.text_sources import TEXTS
