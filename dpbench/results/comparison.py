@@ -106,7 +106,13 @@ def groups_of(index: Index, arguments: Arguments) -> list[Group]:
         digests = index.column("hash")
         for place in arguments.selection.places(index):
             of_hash.setdefault(digests[place], []).append(place)
-        groups = [Group(digest, tuple(places)) for digest, places in of_hash.items()]
+        starts = [start for start, _ in arguments.selection.hashes]
+
+        def typed(digest: str) -> tuple[int, str]:
+            """Where its hash was typed; those of settings alone go by their hashes."""
+            return next((i for i, start in enumerate(starts) if digest.startswith(start)), 0), digest
+
+        groups = [Group(digest, tuple(of_hash[digest])) for digest in sorted(of_hash, key=typed)]
     if not 2 <= len(groups) <= MOST:
         raise UserError(
             f"{arguments.selection.text or 'all runs'}: expected 2 to {MOST} configurations to compare, found "
