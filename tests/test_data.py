@@ -434,6 +434,12 @@ def test_what_is_unknown_is_refused(words, said, capsys):
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_data_root_without_a_name_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("DPBENCH_DATA", "")
+    assert catalogue_main([]) == 2
+    assert "DPBENCH_DATA='': expected the name of a folder" in capsys.readouterr().err
+
+
 def test_help_names_what_there_is(capsys):
     assert catalogue_main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -127,14 +127,18 @@ def load(composed: DictConfig, choices: Mapping[str, str]) -> RunConfig:
 
 
 def _as_typed(error: UserError, composed: DictConfig) -> UserError:
-    """Name the setting that the user can type where the stage only refers to it: algo.kappa for query.kappa."""
+    """Name what the user can type where a stage refers to it, algo.kappa for query.kappa, but batch_size for itself."""
     if error.field is None:
         return error
     raw: Any = OmegaConf.to_container(composed, resolve=False)
     for key in error.field.split("."):
         raw = raw.get(key) if isinstance(raw, dict) else None
     source = REFERENCE.fullmatch(raw) if isinstance(raw, str) else None
-    if source is not None and OmegaConf.select(composed, source["key"], default=error) is not error:
+    if (
+        source is not None
+        and not source["key"].startswith("dataset.suggested.")
+        and OmegaConf.select(composed, source["key"], default=error) is not error
+    ):
         return UserError(error.message, field=source["key"], value=error.value)
     return error
 

@@ -66,6 +66,12 @@ class DataFiles:
 
     def __post_init__(self) -> None:
         require_text(self.root, field="data.root")
+        require(
+            bool(self.root),
+            "data.root",
+            "''",
+            "the name of a folder; by default that of the environment variable DPBENCH_DATA",
+        )
         self.root = expanduser(self.root)
 
 

@@ -47,6 +47,7 @@ def _main(words: list[str]) -> int:
             root = value
         else:
             names.append(word)
+    require(bool(root), "DPBENCH_DATA", "''", "the name of a folder")
     command = names.pop(0) if names and names[0] in COMMANDS else "list"
     for name in names:
         require(name in SOURCES, "name", name, f"one of {', '.join(SOURCES)}, after {' or '.join(COMMANDS)}")
