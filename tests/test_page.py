@@ -357,13 +357,14 @@ def test_settings_of_the_only_configuration_stand_beside_it(world):
 
 
 def test_other_scores_have_a_column_each_where_any_run_has_one(world):
-    record(world.results, NEW, 0, 60, test_loss=0.43219, bleu=61.234)
+    record(world.results, NEW, 0, 60, mismatched_accuracy=0.84, test_loss=0.43219, bleu=61.234)
     record(world.results, NEW, 1, 60, test_loss=0.5)
     table = re.search(r'aria-label="Runs of.*?</table>', world.page(), re.DOTALL).group()
     head = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', table)
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(<th scope=.row.*?)</tr>", table)]
-    assert head == ["seed", "status", "last, %", "best, %", "test loss", "BLEU", "eps", "wall, s", "made in"]
-    assert [row[4:6] for row in rows] == [["0.4322", "61.23"], ["0.5", "–"]]
+    assert head[:4] == ["seed", "status", "last, %", "best, %"]
+    assert head[4:] == ["mismatched accuracy", "test loss", "BLEU", "eps", "wall, s", "made in"]
+    assert [row[4:7] for row in rows] == [["84.00", "0.4322", "61.23"], ["–", "0.5", "–"]]
 
 
 def test_the_page_counts_the_runs_behind_its_numbers_and_no_others(world):

@@ -268,6 +268,7 @@ def of_metric(world, metric: str, unit: str, statistic: str = "last", **summary:
 @pytest.mark.parametrize(
     ("metric", "unit", "entry", "printed"),
     [
+        ("mismatched_accuracy", "%", 0.843, 84.3),
         ("bleu", "%", 44.56, 44.56),  # a percentage already
         ("rouge_l", "%", 58.7, 58.7),
         ("meteor", "", 0.379, 0.379),

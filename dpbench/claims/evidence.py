@@ -20,7 +20,7 @@ from dpbench.tracking.status import Status
 SLACK = 1.01
 ACCURACY = "test_accuracy"
 # Records hold these as fractions, and all else in the unit in which it is printed: BLEU and ROUGE-L in percent.
-FRACTIONS = ("test_accuracy", "test_error", "validation_accuracy")
+FRACTIONS = ("test_accuracy", "test_error", "validation_accuracy", "mismatched_accuracy")
 PERCENT = {"%": 100.0}
 
 

@@ -30,6 +30,7 @@ METRICS = (
     "test_accuracy",
     "test_error",
     "validation_accuracy",
+    "mismatched_accuracy",
     "test_loss",
     "validation_loss",
     "gradient_norm",

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from dpbench.claims.evidence import FRACTIONS
 from dpbench.claims.schema import METRICS
 from dpbench.config.identity import changes_nothing, is_identity
 from dpbench.errors import show
@@ -86,7 +87,8 @@ class RunView:
 
     def score(self, metric: str) -> str:
         """Another number that claims may be about; a dash where there is none."""
-        return decimal(self.summary.get(metric))
+        value = self.summary.get(metric)
+        return percent(value) if metric in FRACTIONS else decimal(value)
 
 
 @dataclass(frozen=True)
