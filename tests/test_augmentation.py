@@ -182,6 +182,35 @@ def test_autoaugment_then_crops_and_flips_by_the_same_generator():
     torch.testing.assert_close(found, want.view(6, 2, 3, 8, 8))
 
 
+def test_autoaugment_is_of_images_as_large_as_the_model_takes_them():
+    """As the codes of DOPPLER and DP-PMLF have it, resized first (doppler.md 4.0)."""
+    images, made = torch.rand(6, 3, 8, 8, generator=generator(5)), generator(6)
+    large = v2.functional.resize(images, [20, 20], antialias=True)
+    want = Augmentation(flip=True).views(autoaugment((large * 255).round().to(torch.uint8), made) / 255, made)
+    torch.testing.assert_close(AutoAugment(size=20, flip=True).views(images, generator(6)), want)
+    of_set = AutoAugment(flip=True).views(images, generator(6))
+    assert not torch.allclose(v2.functional.resize(of_set, [20, 20], antialias=True), want, atol=0.1)
+
+
+def test_autoaugment_has_the_size_of_the_model():
+    cifar = ("augmentation=autoaugment", "dataset=cifar10")
+    assert composed(*cifar, "model=cnn5").augmentation.size is None
+    assert composed(*cifar, "model=resnet18").augmentation.size is None
+    assert composed(*cifar, "model=resnet18", "model.image_size=224").augmentation.size == 224
+    assert composed(*cifar, "model=vit_small").augmentation.size == 224
+    assert composed(*cifar, "model=vit_small", "augmentation.size=null").augmentation.size is None
+    for model, here in (("vit_small", "224"), ("cnn5", "null"), ("resnet18", "null")):
+        sentence = rf"augmentation\.size=48: expected null, or model\.image_size, here {here}"
+        with pytest.raises(UserError, match=sentence):
+            composed(*cifar, f"model={model}", "augmentation.size=48")
+
+
+def test_a_model_that_resizes_trains_on_large_views_and_is_tested_on_images_as_they_are(tmp_path):
+    model = ("model=resnet18", "model.image_size=16", "model.stem=small")
+    outcome = run(tmp_path, "augmentation=autoaugment", *model, "batch_size=16", "epochs=0.04")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
 def test_autoaugment_changes_each_image_by_itself():
     """Those that an operation falls to go through it together, among them equalisation, which is by an image's own."""
     augmentation, images = AutoAugment(), torch.rand(400, 3, 8, 8)

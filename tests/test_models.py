@@ -357,6 +357,7 @@ def test_images_are_resized_as_torchvision_does(before, after):
     images = torch.rand(2, 3, before, before)
     want = resize(images, [after, after], antialias=True)
     torch.testing.assert_close(Resize(after)(images), want)
+    assert Resize(before)(images) is images
 
 
 def test_grey_images_are_resized_and_repeated_for_networks_of_colour():

@@ -46,6 +46,9 @@ def _augmentation(config: RunConfig) -> None:
         smaller = min(data.height, data.width)
         require(crop < smaller, "augmentation.crop", crop, f"fewer pixels than the {smaller} of dataset={data.name}")
         if isinstance(config.augmentation, AutoAugment):
+            size, of_model = config.augmentation.size, getattr(config.model, "image_size", None)
+            here = "null" if of_model is None else of_model
+            require(size in (None, of_model), "augmentation.size", size, f"null, or model.image_size, here {here}")
             coloured = data.channels in (1, 3)
             require(coloured, "dataset.channels", data.channels, "1 or 3, of which augmentation=autoaugment is")
     elif config.augmentation.random:

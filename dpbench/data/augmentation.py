@@ -12,6 +12,13 @@ from typing_extensions import override
 from dpbench.errors import UserError, require
 
 
+def resized(images: Tensor, size: int) -> Tensor:
+    """Images (B, C, H, W) as squares of `size` pixels a side, bilinearly; what shrinks is smoothed before."""
+    if images.shape[-2:] == (size, size):
+        return images
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+
+
 @dataclass
 class Augmentation:
     """Random crops and flips; with several views of a sample, its gradient is their mean (De et al. 2022, sec. 3).
@@ -76,10 +83,12 @@ class AutoAugment(Augmentation):
     Each view draws one of 25 pairs of operations, and of each of the two whether it is carried out.
 
     Attributes:
+        size: pixels a side to which images are resized before anything is drawn, that of the model; null leaves them.
         mean: of the data set, which its images are normalised by.
         std: of the data set.
     """
 
+    size: int | None = None
     mean: list[float] = field(default_factory=lambda: [0.0])
     std: list[float] = field(default_factory=lambda: [1.0])
 
@@ -92,6 +101,7 @@ class AutoAugment(Augmentation):
     def views(self, images: Tensor, generator: torch.Generator) -> Tensor:
         from dpbench.data.autoaugment import autoaugment  # takes seconds to import
 
+        images = images if self.size is None else resized(images, self.size)
         mean, std = (torch.tensor(of, device=images.device).view(-1, 1, 1) for of in (self.mean, self.std))
         # The operations are defined on bytes.
         levels = (images * std + mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
 from dpbench.data import ImageDataset
+from dpbench.data.augmentation import resized
 
 
 class ToThreeChannels(nn.Module):
@@ -18,7 +18,7 @@ class ToThreeChannels(nn.Module):
 
 
 class Resize(nn.Module):
-    """Resizes images (B, C, H, W) to squares, bilinearly; smaller ones are smoothed first, as torchvision does."""
+    """Resizes images (B, C, H, W) to squares, but for those that come as such from their augmentation."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Resize(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        return F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
+        return resized(x, self.size)
 
 
 def colour_input(dataset: ImageDataset, size: int | None) -> list[nn.Module]:
