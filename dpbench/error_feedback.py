@@ -27,11 +27,11 @@ class ErrorFeedbackClip(ThresholdClip):
     clipped ones by at most 2 C_2. So from then on each sum moves by up to 2 B C_2, whether s is drawn or not. That much
     can be proven: with noise of standard deviation σ on the sum, T steps are at most
 
-        (eps_1 + eps_2, delta_1 + e^eps_1 delta_2)-private,
+        (eps_1 + eps_2, max(delta_1 + e^eps_1 delta_2, delta_2 + e^eps_2 delta_1))-private,
 
     the first pair that of DP-SGD with sampling, the second that of one Gaussian release with sensitivity
-    2 B C_2 sqrt(T) (through the run whose error leaves s out). The published factor covers neither B nor T: a sample
-    with a long gradient is found in the steps after it by more than the ledger says, which a test shows.
+    2 B C_2 sqrt(T) (through the run whose error leaves s out, from either end). The published factor covers neither B
+    nor T: a sample with a long gradient is found in the steps after it by more than the ledger says, as a test shows.
 
     Attributes:
         ratio: C_2/C_1, at least 1 with the authors.

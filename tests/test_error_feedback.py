@@ -7,6 +7,7 @@ import pytest
 import torch
 from cli import only_record, read, run
 from closed_form_references import gaussian_eps
+from draws import generator
 from helpers import assembled, composed
 from results_command import results
 from torch import nn
@@ -194,3 +195,22 @@ def test_noise_is_made_for_the_published_factor_at_every_ratio(ratio, factor):
     """dc_sgd.md, appendix A: sigma^2 (1 + 2 C_2/C_1) times C_1^2."""
     step = assembled(composed("algo=dicesgd", "threshold.norm=0.5", f"clip.ratio={ratio}"), noise_multiplier=2.0).step
     assert step.noise_std(0, 0.5) == pytest.approx(2.0 * 0.5 * factor / step.expected_batch, rel=1e-12)
+
+
+def test_the_proven_delta_is_of_both_directions():
+    """The class's pair: D - H within (eps_2, delta_2), H - D' within (eps_1, delta_1), eps_2 the larger one."""
+
+    def delta(one, other, eps):
+        return (one - math.exp(eps) * other).clamp(min=0).sum(1)
+
+    draws = torch.rand(3, 100_000, 3, dtype=torch.float64, generator=generator(0)) ** 6
+    with_s, hybrid, without_s = draws / draws.sum(2, keepdim=True)
+    eps_1, eps_2 = 0.5, 2.0
+    delta_1 = torch.maximum(delta(hybrid, without_s, eps_1), delta(without_s, hybrid, eps_1))
+    delta_2 = torch.maximum(delta(hybrid, with_s, eps_2), delta(with_s, hybrid, eps_2))
+    without_first = delta(without_s, with_s, eps_1 + eps_2)
+    with_first = delta(with_s, without_s, eps_1 + eps_2)
+    one, other = delta_1 + math.exp(eps_1) * delta_2, delta_2 + math.exp(eps_2) * delta_1
+    assert (torch.maximum(without_first, with_first) <= torch.maximum(one, other) + 1e-12).all()
+    assert (without_first <= one + 1e-12).all()
+    assert (with_first > one + 0.1).any(), "one direction's delta is not that of the other"

@@ -34,7 +34,7 @@ class ImageFolders(ImageSource):
     """Images in ``<name>/train/<class>/`` and ``<name>/val/<class>/``, classes numbered in the order of their names.
 
     They are decoded once for a size: the shorter side resized to it, and the square in the middle kept. The pixels go
-    to ``<name>/pixels-<size>/``, size² times three bytes an image (16 GB for ImageNet at 64 pixels, 193 GB at 224),
+    to ``<name>/pixels-<size>/``, size² times three bytes an image (16 GB for ImageNet at 64 pixels, 200 GB at 224),
     and are mapped from there; without the folders of classes that is all a run needs.
 
     Attributes:

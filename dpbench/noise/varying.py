@@ -40,7 +40,7 @@ class GrowingNoise(Noise):
 
     Attributes:
         start: b_0² from 1e-12 to 1e12; 20 in the paper.
-        growth: C from 0 to 1e12, guess of what each step adds; 1e-5 to 1 in the paper.
+        growth: c from 0 to 1e12, guess of what each step adds (C in the paper); 1e-5 to 1 there.
     """
 
     start: float = 20.0

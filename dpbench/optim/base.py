@@ -23,7 +23,7 @@ class Optimizer(ABC):
     Attributes:
         elementwise: whether each element of a parameter moves by that element of the gradients alone.
         lr: learning rate; the schedule multiplies it.
-        weight_decay: coefficient of the penalty on weights.
+        weight_decay: coefficient of the penalty on weights; AdamW, filtered Adam and AdaGrad-Norm shrink them apart.
     """
 
     elementwise: ClassVar[bool] = False

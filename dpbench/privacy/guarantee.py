@@ -103,8 +103,8 @@ def _of_search(runs: float, eps: float) -> str:
     return (
         f"As the best of a random search, of a number of runs drawn from the logarithmic distribution of mean {runs:g} "
         "and each with settings drawn anew among those that leave the releases as they are, its publication as a whole "
-        f"spends eps={eps:.4g} at the same delta; a grid that is gone through, or a number drawn in another way, "
-        "spends more, and so may runs among them with other batches, steps or noise."
+        f"spends eps={eps:.4g} at the same delta; a grid of as many settings that is gone through spends more, and so "
+        "may a number drawn in another way, or runs among them with other batches, steps or noise."
     )
 
 

@@ -16,7 +16,7 @@ from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBino
 
 
 def search_of(expected_runs: float) -> RandomRuns:
-    """The search that `privacy.search_runs` names: a logarithmic number of runs, which costs least of those known.
+    """The search that `privacy.search_runs` names: a number of runs drawn from the logarithmic distribution.
 
     Raises:
         UserError: not more than one run is expected.
