@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from gradient_checks import assert_right, cross_entropy, engine_in_float64
 from torch import nn
 
-from dpbench.gradients import FlatParameters
+from dpbench.gradients import FlatParameters, PerSampleGradients, Request
 from dpbench.gradients.draws import LEVELS, LevelDraws, UnknownDraw, held_still
 from dpbench.gradients.fused import FusedGradients
 from dpbench.gradients.way import Books, Rows
@@ -155,6 +155,24 @@ def test_iterates_share_draws_of_python_and_numpy():
     assert isinstance(engine._way, Books)
     want = 1.5 * total((1.0, here)) - 0.5 * total((1.0, there))
     torch.testing.assert_close(total((1.5, here), (-0.5, there)), want)
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_iterates_that_are_clipped_apart_share_draws(most):
+    """Also where a micro-batch has to be halved, or is drawn for after others."""
+    model = Drawing(HARMLESS["dropout"]).train().double()
+    engine = PerSampleGradients(model, FlatParameters(model), cross_entropy)
+    x, y = torch.randn(10, 6).double(), torch.randint(3, (10,))
+    batch = list(zip(x.split(5), y.split(5), strict=True))
+    here, there = (Point(1.0, engine.flat.vector + shift) for shift in (0.0, 0.1))
+
+    def total(*points):
+        engine.most = most
+        torch.manual_seed(3)
+        return Request(engine, points, batch, lambda norms: 0.1 / norms, apart=True).alone().total
+
+    torch.testing.assert_close(total(here, there), total(here) + total(there))
+    torch.testing.assert_close(total(here, here, here), 3 * total(here))
 
 
 def test_a_dropout_that_kernels_have_of_their_own_drops_nothing_in_the_backward_pass_either():

@@ -348,6 +348,16 @@ def test_micro_batch_counts_views_and_iterates(monkeypatch):
     assert micro_batch_of("dataset=cifar10", "model=cnn5", *four_views) == 128 // 4
 
 
+def test_micro_batch_of_views_as_large_as_the_model_takes_them_is_that_of_the_images(monkeypatch):
+    monkeypatch.setattr("dpbench.training.micro_batch.total_memory", lambda _: 2**32)
+    model = ("dataset=cifar10", "model=resnet18", "model.stem=small", "model.image_size=40")
+    want = micro_batch_of(*model)
+    assert want < 128
+    assert micro_batch_of(*model, "augmentation=autoaugment") == want
+    two_views = ("augmentation=autoaugment", "augmentation.copies=2")
+    assert micro_batch_of(*model, *two_views) == pytest.approx(want / 2, abs=1)  # the weights are there once
+
+
 @pytest.mark.parametrize(("base", "each"), [(10**6, 5000), (0, 1), (10**9, 3 * 10**7)])
 def test_micro_batch_from_measured_peaks_stays_within_what_is_allowed(base, each):
     allowed = 2 * 10**9

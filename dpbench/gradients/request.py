@@ -9,6 +9,7 @@ import torch
 
 from dpbench.gradients.buffers import Buffers
 from dpbench.gradients.clipped import Clipped, Factors, MicroBatch, Running
+from dpbench.gradients.passes import generators_of
 from dpbench.gradients.per_sample import PerSampleGradients
 from dpbench.query import Point
 
@@ -37,10 +38,13 @@ class Request(NamedTuple):
         if not self.apart:
             return self.gradients.clipped_sum(self.points, self.batch, self.factors, remainder=self.remainder)
         running = Running(self.gradients.flat.vector)
-        before = Buffers(self.gradients.model)
+        buffers, generators = Buffers(self.gradients.model), generators_of(self.gradients.flat.vector)
         for micro_batch in self.batch:
-            before.restore()  # see clipped_sum
-            found = [self.gradients.clipped_sum([point], [micro_batch], self.factors) for point in self.points]
+            buffers.restore()  # see clipped_sum
+            before, found = generators.state_dict(), []
+            for point in self.points:
+                generators.load_state_dict(before)  # the same masks at all iterates
+                found.append(self.gradients.clipped_sum([point], [micro_batch], self.factors))
             total = torch.stack([part.total for part in found]).sum(0)
             running.add(found[0]._replace(total=total))
         return running.clipped()

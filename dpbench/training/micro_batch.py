@@ -7,6 +7,7 @@ as it did before. Where memory runs out all the same, the gradients halve it (gr
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -118,9 +119,12 @@ def _bytes_by_outputs(config: RunConfig, model: nn.Module, vector: Tensor) -> in
         nonlocal outputs
         outputs += output.numel() if isinstance(output, Tensor) else 0
 
-    handles = [layer.register_forward_hook(count) for layer in model.modules() if not list(layer.children())]
-    with torch.no_grad(), buffers_kept(model):
-        model(blank(config, 1, vector.device)[0].reshape(-1, *config.dataset.sample_shape))
-    for handle in handles:
-        handle.remove()
+    inputs, _ = blank(config, 1, vector.device)
+    if config.augmentation.copies > 1:
+        inputs = inputs.flatten(0, 1)
+    with ExitStack() as hooks, torch.no_grad(), buffers_kept(model):
+        for layer in model.modules():
+            if not list(layer.children()):
+                hooks.callback(layer.register_forward_hook(count).remove)
+        model(inputs)
     return vector.element_size() * (6 * outputs + len(vector) // 4) * config.query.most_points
