@@ -15,7 +15,7 @@ from scipy import optimize, stats
 from dpbench.clip import ThresholdClip
 from dpbench.errors import UserError
 from dpbench.privacy import calibrate, epsilon
-from dpbench.privacy.gaussian import SeededGaussian
+from dpbench.privacy.gaussian import GRID, SecureGaussian, SeededGaussian
 from dpbench.privacy.plan import Part, Plan, Release
 from dpbench.stage import Course
 from dpbench.threshold import ExpectedErrorThreshold, PercentileThreshold, QuantileThreshold
@@ -687,6 +687,32 @@ def test_quantile_finds_the_quantile_of_stationary_norms():
         threshold.release(source, 1.0)
         seen.append(threshold.value(1))
     assert np.mean(seen[200:]) == pytest.approx(8.0, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", [ExpectedErrorThreshold, PercentileThreshold])
+def test_counts_with_secure_noise_are_multiples_of_a_grid(kind, monkeypatch):
+    """Of those, each is what any other counts may give (`add_noise`); 4 is the power of two below the deviation."""
+    released = []
+    monkeypatch.setattr(kind, "_update", lambda self, counts, weight: released.append(counts))
+    threshold = kind(histogram_noise=5.0)
+    threshold.observe(torch.linspace(0, 20, 50))
+    threshold.release(SecureGaussian(), 1.0)
+    places = released[0] * GRID / 4
+    assert np.array_equal(places, places.round())
+    assert len(set(places)) == 20
+
+
+def test_a_quantile_with_secure_noise_is_made_of_a_multiple_of_a_grid():
+    """0.05 times a batch of 100 is a deviation of 5."""
+    places = []
+    for _ in range(20):
+        threshold = quantile(norm=2.0, quantile=0.3, rate=0.25, count_noise=0.05)
+        threshold.observe(torch.linspace(0, 4, 101))
+        threshold.release(SecureGaussian(), 1.0)
+        released = 100 * (0.3 - 0.5 - math.log(threshold.value(1) / 2.0) / 0.25)
+        places.append(released * GRID / 4)
+    np.testing.assert_allclose(places, np.round(places), rtol=0, atol=1e-4)
+    assert len(set(np.round(places))) == 20
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
-from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.gaussian import GaussianSource, add_noise
 from dpbench.privacy.plan import Part
 from dpbench.threshold.base import Threshold
 
@@ -92,7 +92,7 @@ class HistogramThreshold(Threshold):
         )
         self._counts = None
         if source is not None:
-            counts = counts + self.histogram_noise * source.fill(torch.empty_like(counts))
+            add_noise(counts, source.fill(torch.empty_like(counts)), self.histogram_noise, source)
         self._update(counts.numpy(), error_weight)
 
     def _update(self, counts: Counts, error_weight: float) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import require
-from dpbench.privacy.gaussian import GaussianSource
+from dpbench.privacy.gaussian import GaussianSource, add_noise
 from dpbench.privacy.plan import Part
 from dpbench.threshold.base import LARGEST, SMALLEST, Threshold
 
@@ -66,12 +66,10 @@ class QuantileThreshold(Threshold):
 
     @override
     def release(self, source: GaussianSource | None, error_weight: float) -> None:
-        total, self._sum = self._sum, 0.0
+        total, self._sum = torch.tensor([self._sum], dtype=torch.float64, device="cpu"), 0.0
         if source is not None:
-            total += (
-                self.count_noise * self._batch * float(source.fill(torch.empty(1, dtype=torch.float64, device="cpu")))
-            )
-        share = total / self._batch + SENSITIVITY
+            add_noise(total, source.fill(torch.empty_like(total)), self.count_noise * self._batch, source)
+        share = float(total) / self._batch + SENSITIVITY
         # Further than from one end of the range to the other it never goes.
         move = min(max(-self.rate * (share - self.quantile), -MOST), MOST)
         self._threshold = min(max(self._threshold * math.exp(move), SMALLEST), LARGEST)
