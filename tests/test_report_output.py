@@ -3,6 +3,8 @@
 import csv
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +37,21 @@ PAGES = {"scorecard.md", "index.html"}
 def write(world: World, folder: Path, say=lambda _: None) -> set[str]:
     changed = write_output([build_grid(world.artefact(), world.evidence)], folder, say)
     return {str(path.relative_to(folder)) for path in changed}
+
+
+# Prints which modules of what trains are there when all of two packages have been imported.
+OF_TRAINING = """
+import importlib, pkgutil, sys
+for package in ("dpbench.claims", "dpbench.report"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        importlib.import_module(module.name)
+print([name for name in sys.modules if name.startswith(("dpbench.training", "dpbench.gradients", "dpbench.step"))])
+"""
+
+
+def test_what_judges_and_shows_records_needs_nothing_of_training():
+    done = subprocess.run([sys.executable, "-c", OF_TRAINING], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_what_is_written_once_is_left_alone_until_it_changes(world, tmp_path):

@@ -137,14 +137,15 @@ def autoaugment(images: Tensor, generator: torch.Generator) -> Tensor:
     chances = torch.tensor([[operation.chance for operation in pair] for pair in POLICY], device=device)
     carried_out = torch.rand(count, 2, generator=generator, device=device) < chances[pair]
     negative = torch.rand(count, 2, generator=generator, device=device) < 0.5
+    # What to do as a number: the pair, and the sign beside it.
+    codes = torch.where(carried_out, 2 * pair.unsqueeze(1) + negative, -1).cpu()
     for place in (0, 1):
-        operations = [of_pair[place] for of_pair in POLICY]
-        # What to do as a number: the pair, and the sign beside it; one transfer for all images.
-        codes = torch.where(carried_out[:, place], 2 * pair + negative[:, place], -1).cpu()
-        for code in codes.unique().tolist():
+        kinds, counts = codes[:, place].unique(return_counts=True)
+        groups = codes[:, place].argsort(stable=True).to(device).split(counts.tolist())
+        for code, where in zip(kinds.tolist(), groups, strict=True):
             if code >= 0:
-                where = (codes == code).nonzero().squeeze(1).to(device)
-                images[where] = _applied(images[where], operations[code // 2], negative=bool(code % 2))
+                operation = POLICY[code // 2][place]
+                images[where] = _applied(images[where], operation, negative=bool(code % 2))
     return images
 
 

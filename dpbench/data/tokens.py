@@ -62,9 +62,13 @@ class TokenSplit:
 
     def take(self, indices: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these indices, on the device."""
+        return self._padded(indices, int(self.lengths(indices).max()))
+
+    def _padded(self, indices: Tensor | slice, most: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of samples of at most so many tokens."""
         lengths, starts, labels = self.lengths(indices), self.starts[:-1][indices], self.labels[indices]
         # Empty texts, of a tokenizer without marks, are padding alone.
-        rounded = -(-max(int(lengths.max()), 1) // ROUNDED_TO) * ROUNDED_TO
+        rounded = -(-max(most, 1) // ROUNDED_TO) * ROUNDED_TO
         # A language model never reads the last token, which it has nothing to say about.
         columns = torch.arange(min(rounded, self.longest + self.generates), device=self.tokens.device)
         ids = self.tokens[(starts.unsqueeze(1) + columns).clamp(max=len(self.tokens) - 1)].long()
@@ -76,8 +80,10 @@ class TokenSplit:
 
     def batches(self, indices: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of these indices, at most `size` at a time, each with those that are as long as it is."""
-        order = self.lengths(indices).argsort(stable=True)
-        return (self.take(part) for part in indices[order].split(size) if len(part) > 0)
+        lengths, order = self.lengths(indices).sort(stable=True)
+        # The last one of each is its longest; those of all are read at once, for a GPU is waited for.
+        longest = lengths[[*range(size - 1, len(lengths), size), -1]].tolist() if len(lengths) else []
+        return map(self._padded, indices[order].split(size), longest)
 
     def everything(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All samples, at most `size` at a time, the short ones first."""

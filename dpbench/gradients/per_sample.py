@@ -240,7 +240,7 @@ class PerSampleGradients(Passes):
         if self._way is None or modes != self._modes or (self._samples_compared == 1 and len(inputs) > 1):
             found = settle(self, inputs, targets)
             if found is None:
-                return self.one_by_one()
+                return self._undecided()
             self._way, self._samples_compared, self._batches = found.way, len(inputs), 0
             self._modes, self._compared_batches, self._resumed = modes, Compared(), False
             if found.complaint:
@@ -277,7 +277,7 @@ class PerSampleGradients(Passes):
             self._way = self._way._replace(channels_last=False)
             problem = problem_in_batch(self, self._way, points, inputs, targets, 0)
         if problem == UNDECIDED:
-            return self.one_by_one()
+            return self._undecided()
         if problem is not None:
             self._fall_back(problem)
         self._compared_batches.add(inputs, targets, len(targets), self.reads | reads)
@@ -306,6 +306,16 @@ class PerSampleGradients(Passes):
         """Find way and strategies anew with the next micro-batch, since those before were no real samples."""
         self._way = None
         self._chooser.choices.clear()
+
+    def _undecided(self) -> Way:
+        """The way for a batch whose gradients can't be compared."""
+        warnings.warn(
+            "gradients of the first samples of a batch, with which fast ways are compared, are not finite: such a "
+            "batch takes one backward pass per sample, which is slower",
+            PlainWarning,
+            stacklevel=4,
+        )
+        return self.one_by_one()
 
     def _fall_back(self, complaint: str, way: Way | None = None) -> None:
         self._way = way or self.one_by_one()

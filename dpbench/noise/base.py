@@ -15,7 +15,10 @@ from dpbench.stage import PlannedStage
 
 @dataclass
 class Noise(PlannedStage, ABC):
-    """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity."""
+    """Noise of standard deviation z s_t Δ on the sum, z being the noise multiplier and Δ the sensitivity.
+
+    A noise tells s_t, and draws at scale 1; the step multiplies by z s_t Δ and adds (dpbench/step.py).
+    """
 
     @property
     def correlation(self) -> Correlation | None:

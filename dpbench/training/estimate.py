@@ -51,7 +51,10 @@ def _noise_multiplier(config: RunConfig) -> float:
 
 
 def seconds_of_step(config: RunConfig, size: int) -> float:
-    """Seconds of a step with `size` samples on this device, the fastest of a few."""
+    """Seconds of a step with `size` samples on this device, the fastest of a few.
+
+    Noise is drawn anew for each step: what correlated noise takes besides is left out.
+    """
     device = choose_device(config.device)
     prepare_device(device)
     multiplier = _noise_multiplier(config)
