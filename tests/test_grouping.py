@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from accounting_references import BESIDE, by_hand
 from adp_schedules import FACTORS, RATE
-from dp_accounting import NeighboringRelation
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import gammaln, logsumexp
 
 from dpbench.privacy import Plan, Release, calibrate, epsilon
 from dpbench.privacy.accountants import Account, NearbyOrders, coarse, event
+from dpbench.privacy.fixed_size import FixedSizeAccountant
 from dpbench.privacy.sampling import FIXED_SIZE, POISSON
 
 DELTA = 1e-5
@@ -161,12 +161,13 @@ def test_a_coarse_plan_spends_a_little_more_by_dp_accounting_on_a_fine_grid(sche
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_the_orders_near_the_best_one_give_what_all_orders_give(scheme):
     plan = Plan.of([Release(0.1, 0.9 + 0.1 * t) for t in range(2)], scheme)
-    relation = NeighboringRelation.REPLACE_ONE if scheme == FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
     nearby = NearbyOrders(DELTA)
     # The best order goes from the smallest to the largest, and back.
     for factor in (3.0, 0.1, 1000.0, 1.0):
-        whole = RdpAccountant(neighboring_relation=relation).compose(event(plan.scaled(factor)))
-        assert nearby.epsilon(plan.scaled(factor)) == pytest.approx(whole.get_epsilon(DELTA), rel=1e-12)
+        scaled = plan.scaled(factor)
+        fixed = scheme == FIXED_SIZE
+        whole = FixedSizeAccountant().compose(scaled) if fixed else RdpAccountant().compose(event(scaled))
+        assert nearby.epsilon(scaled) == pytest.approx(whole.get_epsilon(DELTA), rel=1e-12)
 
 
 @pytest.mark.slow

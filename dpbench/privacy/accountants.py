@@ -1,4 +1,4 @@
-"""eps of a plan at a given delta: dp-accounting, asked for what each sampling scheme permits."""
+"""eps of a plan at a given delta: by dp-accounting or by ours, as each sampling scheme permits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from dpbench.errors import require
+from dpbench.privacy.fixed_size import FixedSizeAccountant
 from dpbench.privacy.grouping import EXCESS, coarse, rounding
 from dpbench.privacy.plan import Plan, Release, Repeat
 from dpbench.privacy.sampling import FIXED_SIZE, POISSON, Scheme
@@ -30,6 +31,9 @@ SMALLEST_MULTIPLIER = 1e-6
 # Above this they overflow.
 LARGEST_MULTIPLIER = 1e8
 
+# An accountant that composes releases.
+Opened: TypeAlias = "RdpAccountant | PLDAccountant | FixedSizeAccountant"
+
 # See `rounding`, of accounts that only start a search.
 ROUGH = 0.2
 # Below, eps by PLD may come out too small by its floating point.
@@ -42,28 +46,23 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 
 def event(plan: Plan) -> dp_accounting.DpEvent:
-    """The plan as an event of dp-accounting."""
+    """A plan of Poisson samples, or of passes, as an event of dp-accounting."""
     import dp_accounting
 
     if plan.scheme.passes:
         multiplier = pass_multiplier(plan)
         return dp_accounting.GaussianDpEvent(multiplier) if multiplier < math.inf else dp_accounting.NoOpDpEvent()
     return dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(_sampled(run.release, plan.scheme), run.times) for run in plan.runs]
+        [dp_accounting.SelfComposedDpEvent(_sampled(run.release), run.times) for run in plan.runs]
     )
 
 
-def _sampled(release: Release, scheme: Scheme) -> dp_accounting.DpEvent:
+def _sampled(release: Release) -> dp_accounting.DpEvent:
     import dp_accounting
 
     # Counted as less noise, which is valid, where an accountant would overflow.
     multiplier = min(release.joint.noise_multiplier, LARGEST_MULTIPLIER)
-    gaussian = dp_accounting.GaussianDpEvent(multiplier / scheme.sensitivity)
-    if scheme == FIXED_SIZE:
-        # Its bound depends on the sizes through their ratio alone, and grows with it.
-        size = 10**12
-        return dp_accounting.SampledWithoutReplacementDpEvent(size, math.ceil(size * release.sampling_rate), gaussian)
-    return dp_accounting.PoissonSampledDpEvent(release.sampling_rate, gaussian)
+    return dp_accounting.PoissonSampledDpEvent(release.sampling_rate, dp_accounting.GaussianDpEvent(multiplier))
 
 
 def pass_multiplier(plan: Plan) -> float:
@@ -114,7 +113,7 @@ def quick_bound(plan: Plan, delta: float) -> float:
     """A looser bound in milliseconds, to start a search from: Rényi at orders with a closed form."""
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return math.inf
-    return _spent(_rdp(plan.scheme, _quick_orders(plan.scheme)), plan, delta, ROUGH)
+    return _spent(_rdp(plan.scheme, CLOSED_FORM_ORDERS), plan, delta, ROUGH)
 
 
 def least_epsilon(plan: Plan, delta: float) -> float:
@@ -150,12 +149,19 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
         return float(get_epsilon_gaussian(multiplier, delta))
 
 
-def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant:
-    from dp_accounting import NeighboringRelation
+def _rdp(scheme: Scheme, orders: Sequence[float] | None = None) -> RdpAccountant | FixedSizeAccountant:
+    if scheme == FIXED_SIZE:
+        return FixedSizeAccountant(orders)
     from dp_accounting.rdp import RdpAccountant
 
-    relation = NeighboringRelation.REPLACE_ONE if scheme == FIXED_SIZE else NeighboringRelation.ADD_OR_REMOVE_ONE
-    return RdpAccountant(orders, relation)
+    return RdpAccountant(orders)
+
+
+def _composed(opened: Opened, plan: Plan) -> Opened:
+    """An accountant with the releases of a plan added to its own."""
+    if isinstance(opened, FixedSizeAccountant):
+        return opened.compose(plan)
+    return opened.compose(event(plan))
 
 
 def _pld(interval: float) -> PLDAccountant:
@@ -175,9 +181,9 @@ def _interval(plan: Plan, delta: float, eps_scale: float) -> float:
     return discretisation(max(eps_scale, min(beyond, spent)))
 
 
-def _spent(opened: RdpAccountant | PLDAccountant, plan: Plan, delta: float, excess: float) -> float:
+def _spent(opened: Opened, plan: Plan, delta: float, excess: float) -> float:
     try:
-        return float(opened.compose(event(coarse(plan, delta, excess))).get_epsilon(delta))
+        return float(_composed(opened, coarse(plan, delta, excess)).get_epsilon(delta))
     except OverflowError:  # an accountant's word for a loss beyond floating point
         return math.inf
 
@@ -246,47 +252,41 @@ class NearbyOrders:
         """An upper bound on eps of a plan of independent batches."""
         if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
             return math.inf
-        grouped = event(coarse(plan, self._delta))
+        grouped = coarse(plan, self._delta)
         while True:
-            orders = self._orders or _quick_orders(plan.scheme)
+            orders = self._orders or CLOSED_FORM_ORDERS
             try:
-                eps, best = _rdp(plan.scheme, orders).compose(grouped).get_epsilon_and_optimal_order(self._delta)
+                composed = _composed(_rdp(plan.scheme, orders), grouped)
+                eps, best = composed.get_epsilon_and_optimal_order(self._delta)
             except OverflowError:
                 return math.inf
-            around = _around(float(best))
+            around = _around(float(best), plan.scheme)
             if self._orders and (min(orders) < best < max(orders) or around == orders):
                 return float(eps)
             self._orders = around
 
 
-def _around(order: float) -> Sequence[float]:
-    """Those of dp-accounting's orders α whose α - 1 is at most twice as large, or half, and the next at both ends."""
-    from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS as ORDERS
-
-    near = [place for place, other in enumerate(ORDERS) if 0.5 <= (other - 1) / (order - 1) <= 2]
-    orders: Sequence[float] = ORDERS[max(near[0] - 1, 0) : near[-1] + 2]
-    return orders
+def _around(order: float, scheme: Scheme) -> Sequence[float]:
+    """Those of all orders α whose α - 1 is at most twice as large, or half, and the next at both ends."""
+    orders = list(_rdp(scheme).orders)
+    near = [place for place, other in enumerate(orders) if 0.5 <= (other - 1) / (order - 1) <= 2]
+    return orders[max(near[0] - 1, 0) : near[-1] + 2]
 
 
 def renyi_curve(plan: Plan, delta: float) -> RenyiCurve:
-    """Rényi divergence of all releases of a plan together, at dp-accounting's default orders."""
+    """Rényi divergence of all releases of a plan together, at all orders."""
     return _curve(plan, delta, None, EXCESS)
 
 
 def quick_curve(plan: Plan, delta: float) -> RenyiCurve:
     """The same in milliseconds, looser and at fewer orders, to start a search from."""
-    return _curve(plan, delta, _quick_orders(plan.scheme), ROUGH)
-
-
-def _quick_orders(scheme: Scheme) -> Sequence[float]:
-    # Those of fixed size take time with the square of the order.
-    return [order for order in CLOSED_FORM_ORDERS if order <= 64 or scheme != FIXED_SIZE]
+    return _curve(plan, delta, CLOSED_FORM_ORDERS, ROUGH)
 
 
 def _curve(plan: Plan, delta: float, orders: Sequence[float] | None, excess: float) -> RenyiCurve:
     if plan.smallest_multiplier < SMALLEST_MULTIPLIER:
         return RenyiCurve.of(lambda _: math.inf, CLOSED_FORM_ORDERS)
-    composed = _rdp(plan.scheme, orders).compose(event(coarse(plan, delta, excess)))
+    composed = _composed(_rdp(plan.scheme, orders), coarse(plan, delta, excess))
     return RenyiCurve.of(dict(zip(composed.orders, composed.rdp, strict=True)).__getitem__, composed.orders)
 
 
@@ -310,7 +310,7 @@ class Account:
             self._made = 0
 
     @cached_property
-    def _opened(self) -> RdpAccountant | PLDAccountant:
+    def _opened(self) -> Opened:
         """The library's accountant, whose import takes longer than a small run's first steps."""
         return _pld(self.interval) if self.interval is not None else _rdp(self._plan.scheme)
 
@@ -341,4 +341,4 @@ class Account:
             since[self._grouped[release.joint]] += times
         new = Plan(tuple(Repeat(*item) for item in since.items()), self._plan.scheme)
         self._made = made
-        self._opened.compose(event(new))
+        _composed(self._opened, new)

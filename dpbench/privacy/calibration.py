@@ -19,6 +19,8 @@ from dpbench.sources import digest_of, sources_of
 
 # What a calibrated plan spends is below the target by at most this share of it.
 TOLERANCE = 2e-4
+# Where an account jumps over the target, what is left of it must be as much, or the noise would be out of proportion.
+LEAST_SHARE = 0.9
 UNREACHED = "no noise multiplier below e^20 reaches it by this account; take a larger eps or delta, or fewer steps"
 
 
@@ -68,6 +70,7 @@ def calibrate(plan: Plan, eps: float, delta: float, accountant: str) -> Calibrat
     multiplier = 1.0
     for bound, step, tolerance in _bounds(plan, eps, delta, accountant):
         multiplier, spent = solve(bound, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
+    require_reached(multiplier, spent, eps)
     cache.write("calibration", _key(plan, eps, delta, accountant), [multiplier, spent])
     return Calibration(multiplier, spent, time.perf_counter() - start)
 
@@ -182,6 +185,17 @@ def solve(
     while excess(root) > 0:  # at a jump
         root, up = root + up, 2 * up
     return math.exp(root), known[root]
+
+
+def require_reached(multiplier: float, spent: float, target: float) -> None:
+    """Raise `UserError` where an account falls from more than the target to next to nothing, at a lot of noise."""
+    if spent < LEAST_SHARE * target:
+        raise UserError(
+            f"this account falls from more than it to {spent:.3g} at noise multiplier {multiplier:.6g}; take another "
+            "accountant or sampler, or a larger eps or delta",
+            field="eps",
+            value=target,
+        )
 
 
 def _key(plan: Plan, eps: float, delta: float, accountant: str) -> list[object]:

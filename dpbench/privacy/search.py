@@ -10,7 +10,14 @@ from functools import partial
 from dpbench import cache
 from dpbench.errors import UserError
 from dpbench.privacy.accountants import SMALLEST_MULTIPLIER, quick_curve, renyi_curve
-from dpbench.privacy.calibration import TOLERANCE, Calibration, arithmetic, solve, why_unreached
+from dpbench.privacy.calibration import (
+    TOLERANCE,
+    Calibration,
+    arithmetic,
+    require_reached,
+    solve,
+    why_unreached,
+)
 from dpbench.privacy.plan import Plan
 from dpbench.privacy.tuning import RandomRuns, RenyiCurve, TruncatedNegativeBinomial
 
@@ -46,7 +53,7 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
         z, and eps of the search with it.
 
     Raises:
-        UserError: no multiplier reaches it, which is so where choosing alone costs more.
+        UserError: no multiplier reaches it, which is so where choosing alone costs more, or see `require_reached`.
     """
     known = calibrated_search(plan, eps, delta, search)
     # It may be by another version's arithmetic.
@@ -66,6 +73,7 @@ def calibrate_search(plan: Plan, eps: float, delta: float, search: RandomRuns) -
     for curve, step, tolerance in ((quick_curve, 0.5, 0.01), (renyi_curve, 0.02, TOLERANCE)):
         find = partial(spent, curve=curve)
         multiplier, total = solve(find, eps, multiplier, step, tolerance, unreached=why_unreached(plan))
+    require_reached(multiplier, total, eps)
     cache.write("search", _key(plan, eps, delta, search), multiplier)
     return Calibration(multiplier, total, time.perf_counter() - start)
 
