@@ -147,10 +147,11 @@ def _print_outcome(launch: Launch, left: Left | None, planner: Planner) -> None:
         console.print("Nothing is left that can be run here.")
         return
     entry, each = left.cheapest.entry, left.cheapest.seconds / len(left.cheapest.batch.seeds)
+    minutes = math.floor(each / 60) + 1  # more than it takes, for planning takes some of it
     console.print(
         f"{number_of(left.runs, 'run')} did not fit into the budget. Next is "
         f"{entry.artefact.where.removesuffix('.yaml')}, {entry.cell.place}: about {duration(each)} a run, so "
-        f"budget={math.ceil(each / 60)}m is enough for one."
+        f"budget={minutes}m is enough for one."
     )
 
 

@@ -205,6 +205,16 @@ def test_what_no_proof_covers_is_no_guarantee(capsys, typed):
     assert "differentially private" not in out
 
 
+def test_of_several_runs_those_that_have_a_multiplier_get_their_guarantees(capsys):
+    typed = [*SMALL, "algo=dcsgd_e", "privacy.accountant=rdp"]
+    assert main([*typed, "eps=0.01,8"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "eps=0.01: a run of it is refused. eps=0.01: the histogram of norms at noise multiplier 5, released" in out
+    assert re.search(r"eps=8 \(noise multiplier [\d.]+\): The run is \(7\.99\d*, ", out)
+    assert main([*typed, "eps=0.01"]) == 2
+    assert capsys.readouterr().err.startswith("error: eps=0.01: the histogram of norms at noise multiplier 5")
+
+
 @pytest.mark.parametrize(
     ("typed", "refused"),
     [

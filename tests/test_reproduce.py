@@ -14,12 +14,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from cli import Outcome, environment, forget_logging, records
 from hydra.core.global_hydra import GlobalHydra
 from made_up_papers import SEARCH, TABLE, claims
 from markupsafe import escape
 
 from dpbench import reproduce
+from dpbench.config import compose_each
 from dpbench.files import read_json
 from dpbench.launch import rounds
 from dpbench.launch.launcher import Launcher, LauncherError
@@ -375,6 +377,15 @@ def test_smoke_tries_everything_and_leaves_nothing(tmp_path):
     assert lines[2] == "adp/table_3: computed, not trained; not tried"
     assert "made-up data, for it needs data sst2; random weights, for it needs weights" in lines[3]
     assert not outcome.results.exists()
+
+
+def test_smoke_makes_up_rows_of_numbers():
+    (job,) = compose_each([("dataset=adult", "dataset.train_size=20", "dataset.test_size=5", "batch_size=5")])
+    made_up = smoke.made_up_splits(job.config.dataset)
+    for split, size in ((made_up.train, 20), (made_up.test, 5)):
+        rows, labels = split.take(slice(0, size))
+        assert (rows.shape, rows.dtype, labels.shape) == ((size, 104), torch.float32, (size,))
+        assert labels.max() <= 1
 
 
 def test_smoke_takes_a_few_steps_of_a_run_that_no_cell_is(tmp_path, monkeypatch):

@@ -263,13 +263,43 @@ def test_what_a_cell_lacks_is_named(tmp_path, monkeypatch):
     assert {why for why in fetching if why is not None} == {
         nowhere,
         "data imagenet",
-        "WordNet (python -m nltk.downloader wordnet)",
+        "WordNet, for METEOR (python -m nltk.downloader wordnet)",
         "a validation split, on which no run is evaluated",
     }
     assert (
         Available(tmp_path, download=True).data(facts_of({"dataset": "mnist", "model": "linear", "algo": "dpsgd"}))
         is None
     )
+
+
+def test_runs_that_meteor_is_a_score_of_wait_for_wordnet_for_its_other_scores_too(tmp_path, monkeypatch):
+    """A record made without it lacks METEOR for good."""
+    monkeypatch.setattr(available, "weights_here", lambda source: True)
+    monkeypatch.setattr(Available, "data", lambda self, facts: None)
+    available._missing_weights.cache_clear()
+    cells = list(cells_with_runs(load_all(FILES, ["disk"])))
+    facts = [facts_of(settings_of(cell.candidates[0])) for cell in cells]
+
+    def lacking():
+        available._wordnet_here.cache_clear()
+        here = Available(tmp_path, download=False, cells=cells)
+        found = Counter()
+        for cell, of_cell in zip(cells, facts, strict=True):
+            if here.lacks(cell, of_cell) == "WordNet, for METEOR (python -m nltk.downloader wordnet)":
+                found[cell.metric] += 1
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(available, "wordnet", lambda: None)
+        without = lacking()
+    assert without["meteor"] > 0
+    assert {without[score] for score in ("bleu", "rouge_l", "nist", "cider")} == {without["meteor"]}
+    assert without["validation_loss"] > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(available, "wordnet", lambda: object())
+        assert lacking() == {}
+    available._wordnet_here.cache_clear()
+    available._missing_weights.cache_clear()
 
 
 def test_data_of_ones_own_are_looked_for_under_their_name(tmp_path):

@@ -125,7 +125,10 @@ def _print_guarantees(jobs: list[Job], columns: list[str], console: Console) -> 
     for job, name in zip(jobs, columns, strict=True):
         try:
             found = budget(job.config)
-        except OverspentError as refusal:  # it was asked what it spends, and told
+        except UserError as refusal:
+            # Of several the others are told; and what a given multiplier spends has been.
+            if len(jobs) == 1 and not isinstance(refusal, OverspentError):
+                raise
             console.print(f"\n{name}: a run of it is refused. {refusal}")
             continue
         given = job.config.privacy.noise_multiplier is not None

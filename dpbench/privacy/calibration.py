@@ -97,7 +97,8 @@ def why_unreached(plan: Plan) -> str:
         return UNREACHED
     parts = " and ".join(f"the {part.name} at noise multiplier {part.noise_multiplier:g}" for part in sorted(beside))
     return (
-        f"{parts}, released beside the gradient, leaves nothing of it; give that more noise by its setting of threshold"
+        f"{parts}, released beside the gradient, leaves nothing of it; give that more noise by its setting of "
+        "threshold, such as threshold.histogram_noise"
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache as remembered
 from pathlib import Path
 from typing import NamedTuple
 
 from dpbench.claims import Cell
+from dpbench.claims.notation import in_one_form
 from dpbench.claims.schema import NOT_RECORDED
 from dpbench.data import TextDataset
 from dpbench.data.sources import Source, State
@@ -40,19 +41,32 @@ class Available:
         download: what is not here and can be fetched is fetched.
     """
 
-    def __init__(self, root: Path, *, download: bool) -> None:
+    def __init__(self, root: Path, *, download: bool, cells: Iterable[Cell] = ()) -> None:
+        """Nothing looked at.
+
+        Args:
+            root: data root.
+            download: what is not here and can be fetched is to be fetched.
+            cells: all that will be asked about, of which some share runs: a run without what scores it for one of
+                them would have to be made again.
+        """
         self.root = root
         self.download = download
         self._data: dict[str, list[Missing]] = {}
+        scored = [cell for cell in cells if cell.metric == "meteor"]
+        self._for_meteor = {in_one_form(candidate) for cell in scored for candidate in cell.candidates}
 
     def lacks(self, cell: Cell, facts: Facts) -> str | None:
         """What a cell needs that is not here and will not be fetched, in words; None for nothing."""
         if cell.metric in NOT_RECORDED:
             return NOT_RECORDED[cell.metric]
         lacking = self.weights(facts) or self.data(facts)
-        if lacking is None and cell.metric == "meteor" and not _wordnet_here():
-            return "WordNet (python -m nltk.downloader wordnet)"
+        if lacking is None and self._takes_wordnet(cell) and not _wordnet_here():
+            return "WordNet, for METEOR (python -m nltk.downloader wordnet)"
         return lacking
+
+    def _takes_wordnet(self, cell: Cell) -> bool:
+        return cell.metric == "meteor" or not self._for_meteor.isdisjoint(map(in_one_form, cell.candidates))
 
     def weights(self, facts: Facts) -> str | None:
         """Which weights of its model are not here and will not be fetched, and how to have them."""

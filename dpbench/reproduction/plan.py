@@ -109,8 +109,9 @@ class Planner:
         self._learn(self._index.digests)
         self.evidence = Evidence(results_dir, self._hashes)
         self.tried: set[tuple[str, int]] = set()
-        available = Available(Path(config.data.root), download=config.data.download)
         cells = [(artefact, cell) for artefact in artefacts for cell in artefact.cells if cell.runs]
+        root, download = Path(config.data.root), config.data.download
+        available = Available(root, download=download, cells=[cell for _, cell in cells])
         self._hashes.prepare(candidate for _, cell in cells for candidate in cell.candidates)
         self.entries = [self._entry(artefact, cell, available) for artefact, cell in cells]
         self._sharing: dict[Candidate, list[Entry]] = defaultdict(list)

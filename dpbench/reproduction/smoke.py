@@ -19,7 +19,17 @@ from rich.console import Console
 from dpbench.claims import Artefact, Cell, Kind
 from dpbench.claims.notation import settings_of
 from dpbench.config import Job, RunConfig, compose_each
-from dpbench.data import Dataset, ImageDataset, Prompts, Samples, Split, Splits, TextDataset, TokenSplit
+from dpbench.data import (
+    Dataset,
+    ImageDataset,
+    Prompts,
+    Samples,
+    Split,
+    Splits,
+    TableDataset,
+    TextDataset,
+    TokenSplit,
+)
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.models.language import PretrainedText
@@ -169,6 +179,8 @@ def made_up_splits(data: Dataset) -> Splits:
         if isinstance(data, ImageDataset):
             pixels = torch.randint(data.highest + 1, (size, *data.sample_shape), generator=draws, dtype=torch.uint8)
             return Split.of(pixels, labels, highest=data.highest, mean=data.mean, std=data.std)
+        if isinstance(data, TableDataset):
+            return Split.raw(torch.randn(size, data.features, generator=draws), labels)
         assert isinstance(data, TextDataset)
         ids = torch.randint(data.vocabulary, (size, data.max_length), generator=draws)
         ids = ids.masked_fill(ids == data.padding, (data.padding + 1) % data.vocabulary)
