@@ -83,7 +83,7 @@ def _budget(config: RunConfig) -> Budget:
 
 
 def is_known(config: RunConfig) -> bool:
-    """Whether `budget` takes a moment: the multiplier is given, follows from a publication's rule, or was found before."""
+    """Whether `budget` takes a moment: the multiplier is given, is a publication's, or was found before."""
     settings = config.privacy
     if math.isinf(config.eps) or settings.published is not None or settings.noise_multiplier is not None:
         return True
