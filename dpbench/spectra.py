@@ -34,6 +34,35 @@ def spectrum(signal: ArrayLike) -> Spectrum:
     return Spectrum(np.fft.fftshift(frequencies), np.fft.fftshift(power.sum(axis=1) / len(values)))
 
 
+def autocorrelation(signal: ArrayLike, lags: int) -> Array:
+    """φ(τ), the mean of ⟨s_t, s_{t-τ}⟩ over the T - τ pairs, for τ = 0..lags (DOPPLER, sec. 4).
+
+    Args:
+        signal: s, shape (T, K).
+        lags: the largest τ, below T.
+
+    Returns:
+        Shape (lags + 1,).
+    """
+    values = np.asarray(signal, dtype=np.float64)
+    steps = len(values)
+    return np.array([(values[lag:] * values[: steps - lag]).sum() / (steps - lag) for lag in range(lags + 1)])
+
+
+def signal_to_noise(signal: ArrayLike, noise: ArrayLike, b: ArrayLike = (1.0,), a: ArrayLike = ()) -> float:
+    """Power of the signal over that of the noise behind a filter, Σ_ν |H(ν)|² P_s(ν) over Σ_ν |H(ν)|² P_w(ν).
+
+    Args:
+        signal: un-noised gradients, shape (T, K).
+        noise: what private ones have beside them, shape (T, K).
+        b: taps of the gradients; of no filter by default.
+        a: feedback taps a_1, a_2, ...
+    """
+    wanted, unwanted = spectrum(signal), spectrum(noise)
+    gain = np.abs(frequency_response(b, a, wanted.frequencies)) ** 2
+    return float((gain * wanted.power).sum() / (gain * unwanted.power).sum())
+
+
 def frequency_response(b: ArrayLike, a: ArrayLike, frequencies: ArrayLike) -> NDArray[np.complex128]:
     """H(ν) = Σ b_τ e^{-2πiντ}/(1 + Σ a_τ e^{-2πiντ}) for feedback taps a_1, a_2, ..., as filters hold them."""
     from scipy import signal  # takes a second, which most commands have no use for

@@ -69,12 +69,6 @@ def impulse_response(name, steps):
     return impulse_response_of(catalogued(name), steps)
 
 
-def autocorrelation(signal, lags):
-    """φ(τ) = mean of ⟨s_t, s_{t-τ}⟩ over the T - τ pairs, for τ = 0..lags < T; s of shape (T, K)."""
-    steps = len(signal)
-    return np.array([(signal[lag:] * signal[: steps - lag]).sum() / (steps - lag) for lag in range(lags + 1)])
-
-
 def normalised_snr(kappa, c):
     """Σ_{t<T} Σ_{τ≤t} c_τ κ_τ over Σ_{t<T} Σ_{τ≤t} κ_τ², by which a filter improves the bound (DOPPLER, eq. 4)."""
     return np.cumsum(np.multiply(c, kappa)).sum() / np.cumsum(np.square(kappa)).sum()

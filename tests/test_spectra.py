@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draws import normal
-from filter_references import SNR, TAPS, autocorrelation, catalogued, impulse_response, normalised_snr, outputs_of, taps
+from filter_references import SNR, TAPS, catalogued, impulse_response, normalised_snr, outputs_of, taps
 from helpers import assembled, composed
 from scipy.optimize import brentq
 from scipy.signal import lfilter
@@ -15,20 +15,13 @@ from toy_problems import point_step
 from dpbench.filters import OnlineFIR
 from dpbench.privacy.sampling import FixedSizeSampler, PoissonSampler
 from dpbench.privacy.uniform import SeededUniform
-from dpbench.spectra import frequency_response, spectrum
+from dpbench.spectra import autocorrelation, frequency_response, signal_to_noise, spectrum
 from dpbench.threshold import FixedThreshold
 from dpbench.training.recorder import GradientRecorder
 
 
 def white(steps, coordinates, std=1.0, seed=0):
     return std * np.random.default_rng(seed).standard_normal((steps, coordinates))
-
-
-def signal_to_noise(signal, noise, b=(1.0,), a=()):
-    """Power of the signal over that of the noise, each of shape (T, K), behind a filter with taps b and a."""
-    wanted, unwanted = spectrum(signal), spectrum(noise)
-    gain = np.abs(frequency_response(b, a, wanted.frequencies)) ** 2
-    return (gain * wanted.power).sum() / (gain * unwanted.power).sum()
 
 
 def test_spectrum_of_a_sine_is_two_lines():

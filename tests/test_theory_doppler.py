@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draws import generator, normal
-from filter_references import SNR, autocorrelation, impulse_response, normalised_snr, taps
+from filter_references import SNR, impulse_response, normalised_snr, taps
 from scipy.optimize import minimize_scalar
 from scipy.signal import lfilter
 from toy_problems import gradients_along, point_step, quadratic
@@ -17,6 +17,7 @@ from toy_problems import gradients_along, point_step, quadratic
 from dpbench.computed.regression import descend
 from dpbench.filters import Identity, RecursiveLowPass
 from dpbench.query import OnePoint
+from dpbench.spectra import autocorrelation
 from dpbench.threshold import FixedThreshold
 
 
