@@ -53,7 +53,7 @@ def test_batches_of_all_samples_are_gaussian():
 
 
 def test_a_moment_that_is_left_out_would_not_have_been_the_better_bound():
-    """4 E (r - 1)^j against 2 E r^j, on both sides of where moments begin to be left out."""
+    """4 E (r - 1)^j against 2 E r^j, of the first moments that are left out."""
     for shift in (0.05, 0.2, 0.7, 2.0):
         found = log_central_moments(shift, 300)
         left_out = [j for j in range(2, 301, 2) if math.isinf(found[j])]
