@@ -26,7 +26,7 @@ from helpers import Kept, composed
 
 from dpbench import run
 from dpbench.config import RunConfig, config_hash
-from dpbench.data import Split, Splits
+from dpbench.data import Prompts, Split, Splits, TextDataset, TokenSplit
 from dpbench.filters import Identity
 from dpbench.gradients import PerSampleGradients
 from dpbench.noise import Noise
@@ -73,7 +73,31 @@ def digits() -> Splits:
     return composed(*SETTINGS).dataset.load(Path("no such folder"), download=False)
 
 
+def texts(data: TextDataset) -> Splits:
+    """Made-up samples of different lengths; where the next token is learnt also prompts, answered in five words."""
+    chance = torch.Generator().manual_seed(5)
+
+    def drawn(low: int, high: int, shape: tuple[int, ...]) -> list[Any]:
+        return torch.randint(low, high, shape, generator=chance).tolist()
+
+    def split(count: int) -> TokenSplit:
+        samples = [drawn(1, data.vocabulary, (length,)) for length in drawn(3, data.max_length, (count,))]
+        labels = drawn(1, 3, (count,)) if data.generates else drawn(0, data.classes, (count,))
+        return TokenSplit.of(samples, labels, padding=data.padding, longest=data.max_length, generates=data.generates)
+
+    def say(ids: list[int]) -> str:
+        return " ".join("abcde"[token % 5] for token in ids)
+
+    asked = drawn(1, data.vocabulary, (10, 4))
+    told = [[say(text)] for text in drawn(1, data.vocabulary, (10, data.most_tokens))]
+    prompts = Prompts(asked, told, end=2, decode=say) if data.generates else None
+    return Splits(split(data.train_size), split(data.test_size), {"validation": split(25)}, prompts)
+
+
 def splits_of(case: Case) -> Splits:
+    data = composed(*SETTINGS, *case.settings).dataset
+    if isinstance(data, TextDataset):
+        return texts(data)
     splits = digits()
     if case.broken_samples is None:
         return splits
@@ -223,6 +247,22 @@ def all_rows_everywhere(patch: pytest.MonkeyPatch, team: Team) -> None:
     patch.setattr(TorchTeam, "shares", lambda self, splits: splits)
 
 
+def own_evaluation(patch: pytest.MonkeyPatch, team: Team) -> None:
+    """An evaluation is of the process's own samples."""
+    patch.setattr(TorchTeam, "sum", lambda self, value: value)
+
+
+def answers_of_the_other(patch: pytest.MonkeyPatch, team: Team) -> None:
+    """What process 1 answers is taken for what process 0 was asked, and the other way round."""
+    gather = TorchTeam.gather
+
+    def gathered(self: TorchTeam, value: Any) -> list[Any]:
+        found = gather(self, value)
+        return found[::-1] if isinstance(value, list) else found
+
+    patch.setattr(TorchTeam, "gather", gathered)
+
+
 def own_norms(patch: pytest.MonkeyPatch, team: Team) -> None:
     """Thresholds see the norms of the process's own samples."""
     added_up = TorchTeam._added_up
@@ -259,6 +299,25 @@ EQUAL = {
     "no samples": Case(ONE, no_samples),
     "diverged": Case(("optim.lr=1e38", "eps=inf")),
 }
+SMALL_TEXTS = (
+    "model.vocabulary=40",
+    "model.width=8",
+    "model.heads=2",
+    "model.longest=24",
+    "dataset.max_length=12",
+    "dataset.train_size=96",
+    "dataset.test_size=41",
+    "batch_size=16",
+    "epochs=1",
+)
+LANGUAGE = (
+    *("dataset=e2e", "model=gpt2", "model.padding=0", "model.depth=1", "model.pretrained=null", "model.dropout=0"),
+    *("dataset.beams=2", "dataset.most_tokens=6"),
+)
+EQUAL |= {
+    "texts": Case(("dataset=sst2", "model=text_small", *SMALL_TEXTS, "algo=disk")),
+    "language model": Case((*LANGUAGE, *SMALL_TEXTS, "algo=dpadam", "optim.lr=0.1")),
+}
 # Each with another filter and optimizer; equal to the case without, which is the same run.
 MOMENTUM = ("algo=doppler", "optim.momentum=0.9", "filter=lp3")
 SHARDED = {
@@ -290,6 +349,8 @@ MUTANTS = {
     "sampling apart": Case(EQUAL["DP-SGD"].settings, sampling_apart),
     "sampling apart, unnoticed": Case(EQUAL["DP-SGD"].settings, sampling_apart_unnoticed),
     "all rows everywhere": Case(EQUAL["DP-SGD"].settings, all_rows_everywhere),
+    "own evaluation": Case(EQUAL["language model"].settings, own_evaluation),
+    "answers of the other": Case(EQUAL["language model"].settings, answers_of_the_other),
     "own norms": Case((*EQUAL["DC-SGD-E"].settings, "epochs=0.5"), own_norms),  # before their thresholds differ
     "own norms, unnoticed": Case(EQUAL["DC-SGD-E"].settings, own_norms_unnoticed),
 }

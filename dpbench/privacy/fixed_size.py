@@ -17,7 +17,7 @@ from dpbench.privacy.plan import Plan
 
 Numbers = NDArray[np.float64]
 
-# dp-accounting's orders, and between the last of them and 1024 each a sixth of an octave above the one before.
+# dp-accounting's orders up to 63, and from 64 to 1024 each a sixth of an octave above the one before.
 ORDERS = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(11, 64),
