@@ -511,6 +511,11 @@ COUNTS = [
     (("dataset=mnli", "model=roberta_base"), 124_647_939, 124_647_939),
     (("dataset=qnli", "model=bert_base"), None, 7_680_002),
     (("dataset=e2e",), 124_439_808, 124_439_808),
+    # transformers' RobertaForSequenceClassification of that size; with LoRA its head, and two factors of rank 16 beside
+    # each layer's queries and values.
+    (("dataset=sst2", "model=roberta_large"), 355_361_794, 355_361_794),
+    (("dataset=sst2", "model=roberta_base_lora"), None, 768 * 769 + 769 * 2 + 12 * 4 * 16 * 768),
+    (("dataset=sst2", "model=roberta_large_lora"), None, 1024 * 1025 + 1025 * 2 + 24 * 4 * 16 * 1024),
 ]
 
 
