@@ -246,10 +246,11 @@ def test_small_calibration():
     noise = [alpha * adp.noise_multiplier(1.0) / 10 for alpha in steps]
     for value, printed in zip(noise, ["0.249683", "0.353106", "0.499367", "0.706212"], strict=True):
         assert prints_as(value, printed)
-    adp, dp = (AdpTheorem(factors, 1000, 1, DELTA) for factors in (steps, (1.0,) * 4))
-    assert prints_as(adp.log_factor, "102.85553")
-    assert prints_as(dp.noise_multiplier(1.0), "0.324537")
-    assert prints_as(adp.noise_multiplier(1.0), "0.222195")
+    for batch, main_text in ((1, False), (10, True)):
+        adp, dp = (AdpTheorem(factors, 1000, batch, DELTA, main_text) for factors in (steps, (1.0,) * 4))
+        assert prints_as(adp.log_factor, "102.85553")
+        assert prints_as(dp.noise_multiplier(1.0) / batch, "0.324537")
+        assert prints_as(adp.noise_multiplier(1.0) / batch, "0.222195")
 
 
 def test_noise_multipliers_of_dp_sgd():

@@ -19,8 +19,8 @@ class Privacy:
         sampler: "poisson", "fixed_size", "shuffled" or "cyclic".
         accountant: "auto" takes the tightest that is valid for the sampler; or "pld", "rdp", "gdp".
         noise_multiplier: use this z instead of calibrating; refused where it would spend more than eps.
-        published: calibrate by a rule that publications used though it does not cover what is run: "poisson_rdp" or
-            "adp_theorem". The guarantee recorded is that of the accountant all the same.
+        published: calibrate by a rule that publications used though it does not cover what is run: "poisson_rdp",
+            "adp_theorem" or "adp_main_text". The guarantee recorded is that of the accountant all the same.
         secure_noise: noise and batches of a stream cipher under a key of the operating system's instead of seeded
             generators. Such a run can't be repeated, and its noise can't be taken off again.
         search_runs: eps is that of a random search, with so many runs expected, of which the best is published

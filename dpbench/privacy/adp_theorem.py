@@ -46,12 +46,14 @@ class AdpTheorem:
         samples: n.
         batch_size: m.
         delta: of the whole run, in (0, 1).
+        as_in_main_text: B has m = 1 in it whatever the batch size, as the paper's main text; no theorem for m > 1.
     """
 
     factors: tuple[float, ...]
     samples: int
     batch_size: int
     delta: float
+    as_in_main_text: bool = False
 
     def __post_init__(self) -> None:
         require(len(self.factors) > 0, "factors", "()", "one factor for each step, at least one")
@@ -63,9 +65,13 @@ class AdpTheorem:
 
     @property
     def log_factor(self) -> float:
-        """B, written B_delta in the paper, whose main text has m = 1 in it for larger batches too: no theorem."""
-        passes = len(self.factors) * self.batch_size / self.samples
+        """B, written B_delta in the paper."""
+        passes = len(self.factors) * self._batch_in_log / self.samples
         return math.log(16 * passes / self.delta) * math.log(1.25 / self.delta)
+
+    @property
+    def _batch_in_log(self) -> int:
+        return 1 if self.as_in_main_text else self.batch_size
 
     @cached_property
     def _sums(self) -> NDArray[np.float64]:
@@ -132,6 +138,7 @@ class AdpTheorem:
                 2.0,
             ),
             _Condition("a batch is at most half of the samples", self.batch_size, self.samples / 2),
+            _Condition("a batch is no larger than B has it", self.batch_size, self._batch_in_log),
             _Condition(
                 "eps^2 log(1.25/delta_0) <= 8 B log(1.25/delta): the second term of the composition is the smaller",
                 eps * eps * step_log,

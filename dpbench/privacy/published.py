@@ -1,8 +1,8 @@
 """How publications set their noise, where that is not a valid account of what they run.
 
-Two rules: the Rényi accountant of Poisson sampling whatever the sampling (DiSK, DP-PMLF, DC-SGD, KalmanDP), and ADP's
-calibration theorem. They give a noise multiplier and the eps that a publication would state; what a run spends is
-always asked of a valid accountant.
+Three rules: the Rényi accountant of Poisson sampling whatever the sampling (DiSK, DP-PMLF, DC-SGD, KalmanDP), and ADP's
+calibration theorem, as it is proven and as its main text has it, for batches of any size. They give a noise multiplier
+and the eps that a publication would state; what a run spends is always asked of a valid accountant.
 """
 
 from __future__ import annotations
@@ -48,9 +48,16 @@ class Rule:
     unmet: Callable[[Setting, float], tuple[str, ...]] = lambda setting, eps: ()
 
 
-def _theorem(setting: Setting) -> AdpTheorem:
-    factors = [run.release.noise_multiplier for run in setting.plan.runs for _ in range(run.times)]
-    return AdpTheorem(tuple(factors), setting.size, setting.batch, setting.delta)
+def _theorem(*, as_in_main_text: bool) -> Rule:
+    def of(setting: Setting) -> AdpTheorem:
+        factors = [run.release.noise_multiplier for run in setting.plan.runs for _ in range(run.times)]
+        return AdpTheorem(tuple(factors), setting.size, setting.batch, setting.delta, as_in_main_text)
+
+    return Rule(
+        lambda setting, eps: of(setting).noise_multiplier(eps),
+        lambda setting, z: of(setting).spent(z),
+        lambda setting, eps: of(setting).unmet(eps),
+    )
 
 
 RULES = {
@@ -58,9 +65,6 @@ RULES = {
         lambda setting, eps: calibrate(setting.plan, eps, setting.delta, "rdp").noise_multiplier,
         lambda setting, z: epsilon(setting.plan.scaled(z), setting.delta, "rdp", eps_scale=1.0),
     ),
-    "adp_theorem": Rule(
-        lambda setting, eps: _theorem(setting).noise_multiplier(eps),
-        lambda setting, z: _theorem(setting).spent(z),
-        lambda setting, eps: _theorem(setting).unmet(eps),
-    ),
+    "adp_theorem": _theorem(as_in_main_text=False),
+    "adp_main_text": _theorem(as_in_main_text=True),
 }
