@@ -16,7 +16,18 @@ import torch
 
 from dpbench.state import State
 
-STREAMS = ("weights", "sampling", "augmentation", "noise", "side", "model", "audit", "recording", "synthetic")
+STREAMS = (
+    "weights",
+    "sampling",
+    "augmentation",
+    "noise",
+    "side",
+    "model",
+    "audit",
+    "recording",
+    "synthetic",
+    "validation",
+)
 
 
 def stream_seed(seed: int, name: str, run: str = "") -> int:

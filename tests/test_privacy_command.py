@@ -246,13 +246,13 @@ def test_extreme_settings_get_a_sentence(capsys, typed, refused):
 @pytest.mark.parametrize(("delta", "weak"), [(1e-5, False), (1 / 1437, False), (1.1 / 1437, True), (0.01, True)])
 def test_a_delta_above_one_sample_is_called_weak(delta, weak):
     plan = composed(*SMALL).release_plan().scaled(1.0)
-    text = statement(plan, eps=1.0, delta=delta, accountant="pld", size=1437, secure=False, published=None)
+    text = statement(plan, eps=1.0, delta=delta, accountant="pld", size=1437, aside=0, secure=False, published=None)
     assert ("delta above 1/1437" in text) == weak
 
 
 def test_no_noise_is_no_guarantee():
     plan = composed(*SMALL).release_plan().scaled(0.0)
-    text = statement(plan, eps=math.inf, delta=1e-5, accountant="pld", size=10, secure=False, published=None)
+    text = statement(plan, eps=math.inf, delta=1e-5, accountant="pld", size=10, aside=0, secure=False, published=None)
     assert text.startswith("No guarantee")
 
 

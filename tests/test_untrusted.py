@@ -180,7 +180,7 @@ def test_settings_of_a_record_are_plain_values_or_none_at_all(tmp_path, mark, te
 def test_an_archive_of_gradients_holds_no_objects(tmp_path, mark):
     np.savez(tmp_path / "gradients.npz", signal=np.array([Evil(mark)], dtype=object), observed=np.zeros((4, 1)))
     (tmp_path / "config.yaml").write_text("filter: {}")
-    assert power_spectra([Run(0, 1.0, tmp_path)]) is None
+    assert power_spectra([Run(0, 1.0, tmp_path, 1.0)]) is None
 
 
 SCRIPT = "<script>alert(1)</script>"
@@ -199,7 +199,7 @@ HALF = np.zeros((4, 2))
 def test_recorded_gradients_that_cannot_be_read_are_named_and_left_out(tmp_path, content, capsys):
     path = tmp_path / "gradients.npz"
     path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
-    assert power_spectra([Run(0, 1.0, tmp_path)]) is None
+    assert power_spectra([Run(0, 1.0, tmp_path, 1.0)]) is None
     assert "gradients.npz: can't be read (" in " ".join(capsys.readouterr().err.split())
 
 

@@ -1,5 +1,6 @@
 """The rules by which claims are judged, on records made up for the purpose."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -21,6 +22,8 @@ from dpbench.claims.scorecard import Scorecard
 from dpbench.claims.standard_errors import Noise, StandardError, error_of, errors_at
 from dpbench.claims.verdict import judge_order
 from dpbench.config import conf_folder
+from dpbench.errors import UserError
+from dpbench.report.selection import selection_of
 from dpbench.scores import text_scores
 from dpbench.scores.texts import _NoSynonyms
 
@@ -158,12 +161,12 @@ def test_too_few_seeds(world):
     assert finding.detail == "2 of 3 runs at method new, eps 1, mean 60.00 %"
 
 
-def test_a_number_that_no_record_holds_waits_for_no_runs(world):
-    """Nor has a run failed that finished without it."""
-    validation = "metric: validation_accuracy\n"
-    finding = world.values(60, 60, 60, change=lambda text: text.replace("needs:", validation + "needs:"))
-    assert (finding.outcome, finding.lack) == (Outcome.NOT_RUN, Lack.NOT_RECORDED)
-    assert finding.detail == "needs a validation split, on which no run is evaluated"
+def test_a_number_that_no_run_will_have_is_refused(world):
+    validation = lambda text: text.replace("needs:", "metric: validation_accuracy\nneeds:")  # noqa: E731
+    with pytest.raises(UserError, match=r"validation_accuracy: .*without dataset\.validation_size"):
+        world.artefact(change=validation)
+    aside = world.artefact(change=lambda text: validation(text).replace("digits", "digits dataset.validation_size=9"))
+    assert {cell.metric for cell in aside.cells} == {"validation_accuracy"}
 
 
 def test_seeds_count_in_whichever_order_they_finish(world):
@@ -432,7 +435,7 @@ def test_the_more_pairs_could_decide_the_more_noise_each_is_granted(share, freed
 
 def test_the_error_of_a_mean_is_that_of_its_runs(world):
     cell = world.artefact().cells[0]
-    runs = tuple(Run(seed, value, Path(str(seed))) for seed, value in enumerate((60.0, 63.0, 66.0)))
+    runs = tuple(Run(seed, value, Path(str(seed)), value) for seed, value in enumerate((60.0, 63.0, 66.0)))
     of_three = error_of(cell, Measured((60.0, 63.0, 66.0), 3, {}, runs=runs))
     assert (of_three.size, of_three.freedom) == (pytest.approx(3 / 3**0.5), 2)
     # Of one run the tolerance, a point, is two errors; a number that no run is behind has none.
@@ -498,7 +501,7 @@ def test_chance_among_ties_decides_orders_no_more_often_than_a_pair(tmp_path, as
     def measured(cell: Cell) -> Measured:
         ahead = lead if cell.at["method"] == "new" and int(cell.at["eps"]) <= clear else 0.0
         values = [float(value) for value in draws.normal(50 + ahead, 0.3, size=5)]
-        runs = tuple(Run(seed, value, Path()) for seed, value in enumerate(values))
+        runs = tuple(Run(seed, value, Path(), value) for seed, value in enumerate(values))
         return Measured(tuple(values), 5, {}, runs=runs)
 
     outcomes = [judge_order(artefact, order, measured).outcome for _ in range(300)]
@@ -678,6 +681,31 @@ def test_a_search_is_judged_by_its_winner_at_the_first_seed(world):
     assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
     world.run("dataset=digits algo=disk eps=1 optim.lr=1", 1, 99)
     assert examine(world.artefact(change=search), world.evidence).findings[0].outcome == Outcome.REPRODUCED
+
+
+def test_a_search_with_samples_set_aside_is_decided_by_them(world):
+    """And judged by the test accuracy of the winner, whatever that is; it loses where it was not validated."""
+    change = lambda text: search(text).replace("digits", "digits dataset.validation_size=9")  # noqa: E731
+    one, two = (f"dataset=digits dataset.validation_size=9 algo=disk eps=1 optim.lr={lr}" for lr in (1, 2))
+    for seed in range(3):
+        world.run(one, seed, 60.1, validation_accuracy=0.7)
+    world.run(two, 0, 65, validation_accuracy=0.6)
+    artefact = world.artefact(change=change)
+    found = world.evidence.measure(artefact.cells[0], None)
+    assert found.values == pytest.approx((60.1, 60.1, 60.1))
+    assert examine(artefact, world.evidence).findings[0].outcome == Outcome.REPRODUCED
+    (world.results / "runs" / digest(two.split()) / "0/summary.json").write_text(
+        json.dumps({"test_accuracy": {"final": 0.65, "best": 0.65}, "validation_accuracy": 0.8})
+    )
+    assert world.evidence.measure(artefact.cells[0], None).values == (65,)
+    (world.results / "runs" / digest(one.split()) / "0/summary.json").write_text(
+        json.dumps({"test_accuracy": {"final": 0.99, "best": 0.99}, "validation_accuracy": math.nan})
+    )
+    broken = world.evidence.measure(artefact.cells[0], None).broken
+    assert list(broken.values()) == ["no finite validation_accuracy in the record"]
+    assert selection_of(artefact)[1].startswith("Hyper-parameters, 2 of 4 cells: the best of 2 configurations")
+    assert "tuned on validation data" in selection_of(artefact)[1]
+    assert "tuned on test data" in selection_of(world.artefact(change=search))[1]
 
 
 def test_a_search_needs_all_candidates(world):

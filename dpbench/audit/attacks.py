@@ -46,7 +46,7 @@ def audit(
 
 def _one_step(config: RunConfig) -> list[RunConfig]:
     """The run with one step on all samples, and on batches that are drawn unless its noise is correlated."""
-    full = audited(config, steps=1, batch_size=config.dataset.train_size)
+    full = audited(config, steps=1, batch_size=config.dataset.trained_on)
     if config.noise.correlation is not None:
         return [full]
     return [full, audited(config, steps=1, batch_size=config.batch_size)]
@@ -60,7 +60,7 @@ def _findings(
     on_run: Callable[[int, int], object],
 ) -> Iterator[Finding]:
     # The first one reads data, which may be missing.
-    yield attack_step(model_target(config, device, config.dataset.train_size), settings.runs, risk, on_run)
+    yield attack_step(model_target(config, device, config.dataset.trained_on), settings.runs, risk, on_run)
     for attacked in _one_step(config):
         yield attack_step(canary_target(config, device, attacked.batch_size), settings.runs, risk, on_run)
     yield attack_run(config, settings, device, risk)

@@ -58,7 +58,7 @@ class _Valleys(nn.Module):
 
 def with_canaries(config: RunConfig, directions: int) -> RunConfig:
     """The run on canaries: its model and samples are exchanged, all else stays."""
-    size = config.dataset.train_size
+    size = config.dataset.trained_on
     dataset = ImageDataset(name="digits", channels=1, height=1, width=2, classes=2, train_size=size)
     model = CanaryModel(directions=directions)
     # There is nothing of a canary to be cut out or mirrored.

@@ -95,7 +95,7 @@ def one_run(config: RunConfig, settings: AuditSettings) -> RunConfig:
     So the number of places, which sampling rate and passes are made of, does not depend on which canaries are in.
     """
     config = with_canaries(config, settings.canaries + SILENT)
-    size = max(config.dataset.train_size, settings.canaries)
+    size = max(config.dataset.trained_on, settings.canaries)
     config = replace(config, delta=config.delta_value, dataset=replace(config.dataset, train_size=size))
     return audited(config, steps=settings.steps, batch_size=config.batch_size)
 
@@ -118,7 +118,7 @@ def attack_run(config: RunConfig, settings: AuditSettings, device: torch.device,
     included = (torch.rand(count, generator=coins) < 0.5).to(device)
     scores = Scores(config, count, multiplier)
     Tap.into(parts.step, scores.see)
-    splits = _splits(included, config.dataset.train_size)
+    splits = _splits(included, config.dataset.trained_on)
     alone(train(config, parts, splits, ledger, on_step=lambda _: None, on_evaluation=lambda _: None))
     guesses = 2 * max(1, round(SHARE * count))
     right = right_guesses(scores.total(), included, guesses)

@@ -105,7 +105,7 @@ def audited(config: RunConfig, *, steps: int, batch_size: int) -> RunConfig:
     privacy = Privacy(sampler=sampler.name, secure_noise=config.privacy.secure_noise)
     if config.privacy.accountant in privacy.scheme.accountants:
         privacy = replace(privacy, accountant=config.privacy.accountant)
-    size = config.dataset.train_size
+    size = config.dataset.trained_on
     of_a_pass = math.ceil(size / batch_size) if privacy.scheme.passes else size / batch_size
     return replace(
         config,

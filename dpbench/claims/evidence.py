@@ -32,6 +32,7 @@ class Run:
         seed: of the run.
         value: its number, in the unit of the printed one.
         folder: its record.
+        score: by which a search is decided, see `Cell.judged_by`.
         eps: spent, by the ledger; None where the record doesn't say.
         target_eps: that it was asked for; None where the record doesn't say.
         published_eps: that the publication's own arithmetic states; None where there is no such account.
@@ -41,6 +42,7 @@ class Run:
     seed: int
     value: float
     folder: Path
+    score: float
     eps: float | None = None
     target_eps: float | None = None
     published_eps: float | None = None
@@ -121,8 +123,8 @@ class Measured:
 
     @property
     def first(self) -> float | None:
-        """The value of seed 0; None where that has none, or not yet."""
-        return self.values[0] if 0 in self.seeds else None
+        """The score of seed 0; None where that has none, or not yet."""
+        return self.runs[0].score if 0 in self.seeds else None
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -183,18 +185,21 @@ class Evidence:
         digest = self.hash_of(overrides)
         recorded = seeds_of(self.results_dir / "runs" / digest) if digest else []
         folders = [folder for folder in recorded if int(folder.name) < cell.seeds]
+        same = cell.judged_by == cell.metric
+        judge = cell if same else replace(cell, metric=cell.judged_by, statistic="last")
         runs: dict[int, Run] = {}
         broken: dict[str, str] = {}
         for folder in folders:
             record = Recorded.read(folder).warn()
             summary = record.summary
             value = _value(cell, summary)
-            if record.finished and value is not None:
+            score = value if same else value_in(judge, summary)
+            if record.finished and value is not None and score is not None:
                 seed = int(folder.name)
                 accounts = {name: _number(summary.get(name)) for name in ("eps", "target_eps", "published_eps")}
-                runs[seed] = Run(seed, value, folder, **accounts, proven=is_proven(summary))
+                runs[seed] = Run(seed, value, folder, score, **accounts, proven=is_proven(summary))
             elif record.finished:
-                broken[str(folder)] = _lack(cell, summary)
+                broken[str(folder)] = _lack(cell if value is None else judge, summary)
             elif record.word == Status.FINISHED and record.damaged:
                 broken[str(folder)] = DAMAGED
             elif record.word in (Status.DIVERGED, Status.FAILED, Status.INVALID):

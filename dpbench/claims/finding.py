@@ -31,7 +31,6 @@ class Lack(StrEnum):
     RUNS = "runs are missing"
     WEIGHTS = "runs are missing, which need pretrained weights that can be fetched"
     UNPUBLISHED = "runs are missing, which need pretrained weights that nobody published"
-    NOT_RECORDED = "runs are not evaluated on the split that the number is of"
     COMPUTATION = "not computed yet"
 
 

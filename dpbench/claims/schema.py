@@ -41,9 +41,10 @@ METRICS = (
     "cider",
 )
 WITHOUT_RUNS = ("computed", "selected", "wall_seconds")
-# Those of `METRICS` that no record holds, and why.
-NOT_RECORDED = {"validation_accuracy": "a validation split, on which no run is evaluated"}
 LESS_IS_BETTER = ("test_error", "test_loss", "validation_loss")
+VALIDATION_ACCURACY = "validation_accuracy"
+# The setting with which a run has one.
+VALIDATION_SIZE = "dataset.validation_size"
 
 
 class Kind(StrEnum):
@@ -130,13 +131,24 @@ class Cell:
     def __post_init__(self) -> None:
         known = METRICS + WITHOUT_RUNS
         require(self.metric in known, "metric", self.metric, f"one of {', '.join(known)}")
-        searched = self.metric in LESS_IS_BETTER and len(self.candidates) > 1
+        unknown = self.runs and self.metric == VALIDATION_ACCURACY and not self._validated
+        require(not unknown, "metric", self.metric, f"one that the runs have, which are without {VALIDATION_SIZE}")
+        searched = self.judged_by in LESS_IS_BETTER and len(self.candidates) > 1
         require(not searched, "metric", self.metric, "one of which more is better, where settings are searched")
 
     @property
     def runs(self) -> bool:
         """Whether the cell has runs of its own."""
         return self.minus is None and self.quoted is None and self.metric not in WITHOUT_RUNS
+
+    @property
+    def judged_by(self) -> str:
+        """What a search is decided by: accuracy on samples set aside for validation if there are any, else `metric`."""
+        return VALIDATION_ACCURACY if self._validated else self.metric
+
+    @property
+    def _validated(self) -> bool:
+        return self.overrides.get(VALIDATION_SIZE, "null") != "null"
 
     @property
     def unpublished(self) -> bool:

@@ -14,7 +14,7 @@ from dpbench.claims.finding import Finding, Lack, Outcome
 from dpbench.claims.needs import cost
 from dpbench.claims.notation import number
 from dpbench.claims.pairs import changes_of, distinct_pairs, sources
-from dpbench.claims.schema import NOT_RECORDED, Artefact, Cell, Order, Trend, Words
+from dpbench.claims.schema import Artefact, Cell, Order, Trend, Words
 from dpbench.claims.standard_errors import ERRORS, Noise, error_of, printed_error, standard_error
 from dpbench.wording import number_of
 
@@ -195,10 +195,6 @@ def _own(value: float, cell: Cell) -> str:
 def _obstacle(artefact: Artefact, claim: str, parts: Iterable[Part]) -> Finding | None:
     """Why a claim can't be judged yet, the gravest reason first; None if it can."""
     distinct = {cell.place: (cell, one) for cell, one in parts}
-    for cell, _ in distinct.values():
-        if cell.metric in NOT_RECORDED:
-            needed = f"needs {NOT_RECORDED[cell.metric]}"
-            return Finding(artefact.where, claim, Outcome.NOT_RUN, needed, lack=Lack.NOT_RECORDED)
     short = [(cell, one) for cell, one in distinct.values() if not one.enough]
     if not short:
         return None

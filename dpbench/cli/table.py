@@ -20,6 +20,7 @@ from dpbench.wording import NOTHING
 
 COLUMNS = (
     "run",
+    "validation accuracy, last (%)",
     "test accuracy, last (%)",
     "best on test (%)",
     "eps",
@@ -33,7 +34,7 @@ COLUMNS = (
 )
 
 # Left out of the printed table where no run has a value.
-OPTIONAL = ("eps as published", "eps of the search")
+OPTIONAL = ("validation accuracy, last (%)", "eps as published", "eps of the search")
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,14 @@ class Row:
 
     def accuracy(self, which: str) -> float | None:
         """Test accuracy, "final" or "best" accuracy; None unless the run is finished."""
-        if self.status != Status.FINISHED:
-            return None
         found: float | None = self.summary.get("test_accuracy", {}).get(which)
-        return found
+        return found if self.status == Status.FINISHED else None
+
+    @property
+    def validated(self) -> float | None:
+        """Validation accuracy; None unless the run is finished, and where nothing was set aside for it."""
+        found: float | None = self.summary.get("validation_accuracy")
+        return found if self.status == Status.FINISHED else None
 
     @property
     def proven(self) -> str | None:
@@ -69,11 +74,11 @@ class Row:
     def values(self) -> dict[str, Any]:
         """What the run came to, in full, by the names of columns; None where there is nothing."""
         summary = self.summary
-        final, best = self.accuracy("final"), self.accuracy("best")
         return {
             "run": self.name,
-            "test accuracy, last (%)": None if final is None else round(100 * final, 6),
-            "best on test (%)": None if best is None else round(100 * best, 6),
+            "validation accuracy, last (%)": _percent(self.validated),
+            "test accuracy, last (%)": _percent(self.accuracy("final")),
+            "best on test (%)": _percent(self.accuracy("best")),
             "eps": summary.get("eps"),
             "eps is proven": self.proven,
             "eps as published": summary.get("published_eps"),
@@ -90,6 +95,7 @@ class Row:
         found = self.values()
         unproven = UNPROVEN if found["eps is proven"] == "false" else ""
         shown = {
+            "validation accuracy, last (%)": lambda x: f"{x:.2f}",
             "test accuracy, last (%)": lambda x: f"{x:.2f}",
             "best on test (%)": lambda x: f"{x:.2f}",
             "eps": lambda x: f"{float(x):.4g}{unproven}",
@@ -99,6 +105,10 @@ class Row:
             "noise multiplier": lambda x: f"{float(x):.4f}",
         }
         return [NOTHING if found[name] is None else shown.get(name, str)(found[name]) for name in COLUMNS]
+
+
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else round(100 * fraction, 6)
 
 
 def print_table(rows: list[Row], console: Console) -> None:

@@ -38,7 +38,7 @@ NOT_IDENTITY = frozenset(
     }
 )
 # Settings that older records lack: a run without them is one for which they are null.
-NULL_WHERE_ABSENT = frozenset({"privacy.search_runs"})
+NULL_WHERE_ABSENT = frozenset({"dataset.validation_size", "privacy.search_runs"})
 
 
 def is_identity(name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from dpbench.config.identity import digest, identifying
 from dpbench.config.own import own_stage
 from dpbench.config.registry import SCHEMAS
-from dpbench.config.rules import delta_of, evaluated_every
+from dpbench.config.rules import delta_of, evaluated_every, trained_on
 from dpbench.data.base import Suggested
 from dpbench.privacy.sampling import SCHEMES, steps_of
 from dpbench.tracking.shapes import NOT_FINITE
@@ -26,7 +26,7 @@ def recorded_hash(content: Mapping[str, Any]) -> str:
     """
     try:
         settings = _read(content)
-        size = settings["dataset"]["train_size"]
+        size = trained_on(settings["dataset"])
         if math.isnan(delta := delta_of(settings["delta"], size)):
             raise ValueError(f"delta={settings['delta']}")
         return digest(identifying(settings, delta=delta, evaluated_every=_evaluated_every(settings, size)))

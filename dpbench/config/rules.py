@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 DELTA_RULE = re.compile(r"1/N(\^(?P<power>\d+(\.\d+)?))?")
+
+
+def trained_on(dataset: Mapping[str, Any]) -> int:
+    """N, the samples that a run trains on, of the settings of its data set; older records set none aside."""
+    return int(dataset["train_size"]) - int(dataset.get("validation_size") or 0)
 
 
 def delta_of(delta: Any, size: int) -> float:

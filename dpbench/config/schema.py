@@ -192,7 +192,7 @@ class RunConfig:
         known = DEVICES.fullmatch(self.device) is not None
         require(known, "device", self.device, "auto, cpu, cuda or cuda:<index>")
         require(self.batch_size > 0, "batch_size", self.batch_size, "a whole number > 0")
-        size = self.dataset.train_size
+        size = self.dataset.trained_on
         require(
             self.batch_size <= size,
             "batch_size",
@@ -230,17 +230,17 @@ class RunConfig:
     @property
     def delta_value(self) -> float:
         """Delta as a number."""
-        return delta_of(self.delta, self.dataset.train_size)
+        return delta_of(self.delta, self.dataset.trained_on)
 
     @property
     def sampling_rate(self) -> float:
         """Q = B/N."""
-        return self.batch_size / self.dataset.train_size
+        return self.batch_size / self.dataset.trained_on
 
     @property
     def steps(self) -> int:
         """T = ceil(E N / B), or E ceil(N / B) where the sampler passes over the data."""
-        return steps_of(self.privacy.scheme, self.dataset.train_size, self.batch_size, self.epochs)
+        return steps_of(self.privacy.scheme, self.dataset.trained_on, self.batch_size, self.epochs)
 
     def passes_after(self, steps: int) -> float:
         """How often a sample has taken part after `steps` steps, on average."""
@@ -268,4 +268,4 @@ class RunConfig:
 
     def _epoch(self, scheme: Scheme) -> int:
         """Steps of a pass over the data; 0 where the sampler makes none."""
-        return math.ceil(self.dataset.train_size / self.batch_size) if scheme.passes else 0
+        return math.ceil(self.dataset.trained_on / self.batch_size) if scheme.passes else 0

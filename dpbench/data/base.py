@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dpbench.data.sources import Source
 from dpbench.data.splits import Splits
-from dpbench.errors import UserError
+from dpbench.errors import UserError, require
 
 
 @dataclass
@@ -37,8 +37,10 @@ class Dataset(ABC):
     Attributes:
         name: which data set.
         classes: number of labels.
-        train_size: samples in the training split, N.
+        train_size: samples in the training split.
         test_size: samples in the test split.
+        validation_size: of the training samples, so many are set aside, the same ones for all seeds: runs don't train
+            on them, and each evaluation reports their accuracy beside that of the test split; null for none.
         suggested: see `Suggested`.
     """
 
@@ -46,7 +48,20 @@ class Dataset(ABC):
     classes: int = 1
     train_size: int = 1
     test_size: int = 1
+    validation_size: int | None = None
     suggested: Suggested = field(default_factory=Suggested)
+
+    def __post_init__(self) -> None:
+        self._require_positive("classes", "train_size", "test_size")
+        aside = self.validation_size
+        fits = aside is None or 0 < aside < self.train_size
+        allowed = f"null, or a whole number > 0 and below the {self.train_size} training samples"
+        require(fits, "dataset.validation_size", aside, allowed)
+
+    @property
+    def trained_on(self) -> int:
+        """Samples that are trained on, N."""
+        return self.train_size - (self.validation_size or 0)
 
     @property
     @abstractmethod
@@ -101,6 +116,10 @@ class Dataset(ABC):
         Raises:
             UserError: missing, truncated or corrupt files, or not the declared samples.
         """
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
 
     def _numbers(self, samples: Any) -> Tensor:
         """Samples as a tensor of the one shape that the data set has.

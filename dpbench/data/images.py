@@ -46,10 +46,11 @@ class ImageDataset(Dataset):
     std: list[float] = field(default_factory=lambda: [1.0])
     resident: bool = True
 
+    @override
     def __post_init__(self) -> None:
         require_name(self.name, IMAGES)
-        for name in ("channels", "height", "width", "classes", "train_size", "test_size", "highest"):
-            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+        super().__post_init__()
+        self._require_positive("channels", "height", "width", "highest")
         for name in ("mean", "std"):
             value = getattr(self, name)
             count = f"{self.channels} number{'s' * (self.channels > 1)}, one per channel"

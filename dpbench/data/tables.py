@@ -26,10 +26,11 @@ class TableDataset(Dataset):
 
     features: int = 1
 
+    @override
     def __post_init__(self) -> None:
         require_name(self.name, TABLES)
-        for name in ("features", "classes", "train_size", "test_size"):
-            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+        super().__post_init__()
+        self._require_positive("features")
 
     @property
     @override

@@ -20,6 +20,8 @@ from dpbench.data.tokenizers import Tokenizer, open_tokenizer
 from dpbench.data.tokens import TokenSplit
 from dpbench.errors import PlainWarning, UserError, require
 
+SHARED_PROMPTS = "null for texts to be continued, of which some share a beginning: it would be on both sides"
+
 
 @dataclass
 class TextDataset(Dataset):
@@ -41,10 +43,13 @@ class TextDataset(Dataset):
     beams: int = 5
     most_tokens: int = 64
 
+    @override
     def __post_init__(self) -> None:
         require_name(self.name, TEXTS)
-        for name in ("classes", "train_size", "test_size", "vocabulary"):
-            require(getattr(self, name) > 0, f"dataset.{name}", getattr(self, name), "a whole number > 0")
+        super().__post_init__()
+        self._require_positive("vocabulary")
+        if self.generates:
+            require(self.validation_size is None, "dataset.validation_size", self.validation_size, SHARED_PROMPTS)
         require(self.beams >= 1, "dataset.beams", self.beams, "a whole number >= 1")
         require(self.most_tokens >= 0, "dataset.most_tokens", self.most_tokens, "a whole number >= 0")
         require(self.max_length >= 4, "dataset.max_length", self.max_length, "a whole number >= 4")

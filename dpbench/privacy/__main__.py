@@ -114,7 +114,7 @@ def _print(jobs: list[Job], grid: int | None, console: Console) -> None:
 
 def _sizes(config: RunConfig) -> str:
     return (
-        f"N={config.dataset.train_size}, batch size {config.batch_size}, {number_of(config.steps, 'step')}, "
+        f"N={config.dataset.trained_on}, batch size {config.batch_size}, {number_of(config.steps, 'step')}, "
         f"delta={config.delta_value:.3g}"
     )
 

@@ -36,6 +36,7 @@ def promise(
     delta: float,
     accountant: str,
     size: int,
+    aside: int,
 ) -> str:
     """Who is protected, against what, and how it was accounted for.
 
@@ -48,6 +49,7 @@ def promise(
         delta: of the guarantee.
         accountant: that found eps.
         size: training samples N.
+        aside: samples that are evaluated on, not trained on, and not protected.
     """
     if math.isinf(eps):
         return "No guarantee: the run adds no noise, or too little to bound anything."
@@ -63,11 +65,12 @@ def promise(
         if promises_little(delta, size)
         else ""
     )
+    others = f" The {aside} samples set aside for validation are not protected." if aside else ""
     seen = "after its only step" if steps == 1 else f"at every one of its {steps} steps"
     return (
         f"The run is ({eps:.4g}, {delta:.3g})-differentially private towards anyone who sees the model {seen}. It "
-        f"protects each of the {size} training samples by itself (neighbouring data sets: {scheme.neighbouring}). "
-        f"Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
+        f"protects each of the {size} training samples by itself (neighbouring data sets: {scheme.neighbouring})."
+        f"{others} Batches: {scheme.words}. Accounted for by {ACCOUNTS[accountant]}."
         f"{also}{together}{weak}"
     )
 
@@ -115,6 +118,7 @@ def statement(
     delta: float,
     accountant: str,
     size: int,
+    aside: int,
     secure: bool,
     published: float | None,
     unmet: Sequence[str] = (),
@@ -129,6 +133,7 @@ def statement(
         delta: of the guarantee.
         accountant: that found eps.
         size: training samples N.
+        aside: see `promise`.
         secure: whether noise and batches come from keys that nobody has, not from a seed.
         published: eps that a publication's rule states for the same run; None without one.
         unmet: conditions that the rule's proof needs and that the run does not meet, in words.
@@ -146,6 +151,7 @@ def statement(
         delta=delta,
         accountant=accountant,
         size=size,
+        aside=aside,
     )
     if math.isinf(eps):
         return promised

@@ -13,6 +13,7 @@ from typing import Any
 from dpbench.claims.evidence import FRACTIONS
 from dpbench.claims.schema import METRICS
 from dpbench.config.identity import changes_nothing, is_identity
+from dpbench.config.rules import trained_on
 from dpbench.errors import show
 from dpbench.privacy.guarantee import ACCOUNTS, circumstances, promise, sentence, shown
 from dpbench.privacy.sampling import SCHEMES
@@ -174,8 +175,9 @@ class Configuration:
     def guarantee(self) -> str | None:
         """What the runs promise, in words; None where the record doesn't say enough."""
         ledger = self.ledger
-        scheme, size = SCHEMES.get(str(ledger.get("sampler"))), (self.config.get("dataset") or {}).get("train_size")
-        if scheme is None or size is None or ledger.get("accountant") not in ACCOUNTS or ledger.get("eps") is None:
+        scheme, data = SCHEMES.get(str(ledger.get("sampler"))), self.config.get("dataset") or {}
+        said = (scheme, data.get("train_size"), ledger.get("eps"))
+        if scheme is None or None in said or ledger.get("accountant") not in ACCOUNTS:
             return None
         releases = ledger.get("releases") or []
         eps = float(ledger["eps"])
@@ -189,7 +191,8 @@ class Configuration:
             eps=eps,
             delta=float(ledger["delta"]),
             accountant=str(ledger["accountant"]),
-            size=int(size),
+            size=trained_on(data),
+            aside=int(data.get("validation_size") or 0),
         )
         if self.config.get("record_coordinates"):
             text += " It does not hold for gradients.npz in the record, which has gradients and norms without noise."

@@ -61,4 +61,4 @@ def _grid_of(cell: Cell) -> tuple[str, int, str]:
     """The settings that are searched with their values, how many configurations, and the data they are tuned on."""
     choices = {key: alternatives(value) for key, value in cell.overrides.items()}
     keys = "; ".join(f"{key} {', '.join(values)}" for key, values in choices.items() if len(values) > 1)
-    return keys, len(cell.candidates), "validation" if cell.metric.startswith("validation") else "test"
+    return keys, len(cell.candidates), "validation" if cell.judged_by.startswith("validation") else "test"

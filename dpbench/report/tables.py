@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dpbench.claims import Cell, Kind, Lack, Outcome, Scorecard
+from dpbench.claims import Cell, Kind, Outcome, Scorecard
 from dpbench.claims.schema import Words
 from dpbench.markdown import table
 from dpbench.report.grid import Entry, Grid
@@ -121,8 +121,7 @@ def _note(entry: Entry) -> str:
         return f"quoted from {entry.cell.quoted}"
     if finding is None:
         return entry.remark or ""
-    waiting = finding.outcome == Outcome.NOT_RUN and finding.lack != Lack.NOT_RECORDED
-    return "" if waiting else finding.detail
+    return "" if finding.outcome == Outcome.NOT_RUN else finding.detail
 
 
 def _claims(grid: Grid) -> str:

@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from dpbench.claims import SECTIONS, Cell, Finding, Kind, Lack, Outcome, Scorecard, cost
 from dpbench.claims.notation import Labels
-from dpbench.claims.schema import NOT_RECORDED
 from dpbench.report.grid import Entry, Grid, scorecard
 from dpbench.report.inline_svg import inline_svg
 from dpbench.report.layout import name_of, place_of
@@ -73,7 +72,7 @@ class PaperView:
         for view in self.artefacts:
             for entry in view.grid.entries.values():
                 cell = entry.cell
-                if cell.runs and entry.value is None and not view.grid.whole and cell.metric not in NOT_RECORDED:
+                if cell.runs and entry.value is None and not view.grid.whole:
                     waiting[Lack.UNPUBLISHED if cell.unpublished else Lack.RUNS].append(cell)
             for finding in view.score.findings:
                 if finding.lack is not None:

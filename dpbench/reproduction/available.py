@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from dpbench.claims import Cell
 from dpbench.claims.notation import in_one_form
-from dpbench.claims.schema import NOT_RECORDED
 from dpbench.data import TextDataset
 from dpbench.data.sources import Source, State
 from dpbench.data.tokenizers import tokenizer_here
@@ -58,8 +57,6 @@ class Available:
 
     def lacks(self, cell: Cell, facts: Facts) -> str | None:
         """What a cell needs that is not here and will not be fetched, in words; None for nothing."""
-        if cell.metric in NOT_RECORDED:
-            return NOT_RECORDED[cell.metric]
         lacking = self.weights(facts) or self.data(facts)
         if lacking is None and self._takes_wordnet(cell) and not _wordnet_here():
             return "WordNet, for METEOR (python -m nltk.downloader wordnet)"

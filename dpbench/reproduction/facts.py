@@ -97,7 +97,7 @@ def facts_of(overrides: Overrides, config_dirs: tuple[Path, ...] = ()) -> Facts:
     except (KeyError, OSError, OmegaConfBaseException, yaml.YAMLError):  # files elsewhere, or of another form than ours
         return _composed(tuple(f"{key}={value}" for key, value in overrides.items()), config_dirs)
     batch_size = int(overrides.get("batch_size", dataset.suggested.batch_size))
-    rate = batch_size / dataset.train_size
+    rate = batch_size / dataset.trained_on
     steps = math.ceil(float(overrides.get("epochs", dataset.suggested.epochs)) / rate)
     every_steps = overrides.get("evaluation.every_steps", "null")
     every_epochs = overrides.get("evaluation.every_epochs", "1")

@@ -30,6 +30,7 @@ from dpbench.data import (
     TextDataset,
     TokenSplit,
 )
+from dpbench.data.subset import Subset, with_validation
 from dpbench.errors import UserError
 from dpbench.launch.execute import execute
 from dpbench.models.language import PretrainedText
@@ -129,7 +130,8 @@ class _Trial:
 
     def _job(self, cell: Cell, facts: Facts, *, made_up: bool) -> Job:
         """A few steps of a cell, of a smaller model where weights or data are not here and that is easy."""
-        size = MADE_UP if made_up else facts.dataset.train_size
+        aside = facts.dataset.validation_size is not None
+        size = MADE_UP - TESTED * aside if made_up else facts.dataset.trained_on
         lines = [
             f"batch_size={BATCH}",
             f"epochs={(STEPS - 0.5) * BATCH / size}",
@@ -139,6 +141,7 @@ class _Trial:
         ]
         if made_up:
             lines += [f"dataset.train_size={MADE_UP}", f"dataset.test_size={TESTED}"]
+            lines += [f"dataset.validation_size={TESTED}"] if aside else []
         if isinstance(facts.dataset, TextDataset):
             lines += [f"dataset.max_length={LENGTH}", "dataset.beams=1", f"dataset.most_tokens={SAID}"]
         if isinstance(facts.dataset, ImageDataset) and made_up and facts.dataset.height > PIXELS:
@@ -192,13 +195,9 @@ def made_up_splits(data: Dataset) -> Splits:
             generates=data.generates,
         )
 
-    return Splits(split(data.train_size), split(data.test_size))
+    return with_validation(Splits(split(data.train_size), split(data.test_size)), data.validation_size)
 
 
 def _first(split: Samples, count: int) -> Samples:
     """The first samples of a split."""
-    if isinstance(split, Split):
-        return replace(split, images=split.images[:count], labels=split.labels[:count])
-    assert isinstance(split, TokenSplit)
-    starts = split.starts[: count + 1]
-    return replace(split, tokens=split.tokens[: int(starts[-1])], starts=starts, labels=split.labels[:count])
+    return Subset(split, torch.arange(min(count, len(split))))

@@ -51,14 +51,14 @@ def _settings(record: Recorded) -> Iterator[str]:
 
 def _budget(record: Recorded) -> Iterator[str]:
     """Whether ledger and summary are of the settings; these are such as a run can have."""
-    from dpbench.config.rules import delta_of  # takes seconds to import
+    from dpbench.config.rules import delta_of, trained_on  # take seconds to import
 
     settings, ledger, summary = record.settings, record.ledger, record.summary
-    size, given = settings["dataset"]["train_size"], settings["privacy"]["noise_multiplier"]
-    rate = None if size is None else settings["batch_size"] / size
+    size, given = trained_on(settings["dataset"]), settings["privacy"]["noise_multiplier"]
+    rate = settings["batch_size"] / size
     asked = {
         "target_eps": settings["eps"],
-        "delta": None if size is None else delta_of(settings["delta"], size),
+        "delta": delta_of(settings["delta"], size),
         "sampling_rate": rate,
         "sampler": settings["privacy"]["sampler"],
         "noise_multiplier": given,
@@ -71,7 +71,7 @@ def _budget(record: Recorded) -> Iterator[str]:
             if value is not None and content.get(key) is not None and not _equal(content[key], value):
                 yield f"{name} has {key} {content[key]}, config.yaml {value}"
     rates = {entry["sampling_rate"] for entry in ledger.get("releases", ())}
-    if rate is not None and not all(_equal(one, rate) for one in rates):
+    if not all(_equal(one, rate) for one in rates):
         yield f"ledger.json has sampling rates {', '.join(map(str, sorted(rates)))}, config.yaml {rate}"
 
 

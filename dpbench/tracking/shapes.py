@@ -160,7 +160,7 @@ _STAGES = (
 SETTINGS = entries(
     {
         **dict.fromkeys(_STAGES, OBJECT),
-        "dataset": entries({"name": WORD, "train_size": WHOLE}),
+        "dataset": entries({"name": WORD, "train_size": WHOLE, "validation_size": maybe(WHOLE)}),
         "privacy": entries({"search_runs": maybe(FINITE)}),
         "choices": entries({}, others=WORD),
         "overrides": list_of(WORD),

@@ -141,7 +141,7 @@ def _searched(config: RunConfig, expected_runs: float, given: float | None) -> B
 
 def _published(config: RunConfig, name: str) -> Budget:
     rule = RULES[name]
-    setting = Setting(config.published_plan(), config.dataset.train_size, config.batch_size, config.delta_value)
+    setting = Setting(config.published_plan(), config.dataset.trained_on, config.batch_size, config.delta_value)
     multiplier = config.privacy.noise_multiplier or rule.multiplier(setting, config.eps)
     stated = rule.eps(setting, multiplier)
     if config.privacy.noise_multiplier is not None:
@@ -161,7 +161,8 @@ def guarantee_of(config: RunConfig, found: Budget) -> str:
         eps=found.eps,
         delta=config.delta_value,
         accountant=config.privacy.valid_accountant,
-        size=config.dataset.train_size,
+        size=config.dataset.trained_on,
+        aside=config.dataset.validation_size or 0,
         secure=config.privacy.secure_noise,
         published=found.published_eps,
         unmet=found.unmet,
@@ -190,7 +191,7 @@ def noise_in_words(config: RunConfig, found: Budget) -> str:
     warning = "" if config.uncertified is None else f"NOT CERTIFIED: {config.uncertified}, eps does not hold; "
     runs = config.privacy.search_runs
     of_search = "" if runs is None else f" of a search with {runs:g} runs expected, {found.eps:.4g} of this one"
-    size = config.dataset.train_size
+    size = config.dataset.trained_on
     little = f" (above 1/{size}, which promises little)" if promises_little(config.delta_value, size) else ""
     taken = f"noise multiplier {found.noise_multiplier:.4f}{_scaled(config)}"
     over = f"over {number_of(config.steps, 'step')}"

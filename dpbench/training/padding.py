@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dpbench.data.splits import Samples
+from dpbench.data.subset import Subset
 from dpbench.data.tokens import TokenSplit
 from dpbench.errors import UserError
 from dpbench.gradients import PerSampleGradients
@@ -27,6 +28,7 @@ def require_padding_unread(gradients: PerSampleGradients, split: Samples) -> Non
         gradients: of the model.
         split: of which some samples are tried; nothing where samples have one shape.
     """
+    split = split.whole if isinstance(split, Subset) else split
     if not isinstance(split, TokenSplit):
         return
     lengths = split.lengths(slice(None))

@@ -82,7 +82,9 @@ def prepare(
     if splits is None:
         splits = team.shares(whole)
         processes = "" if alone else f", {team.size} processes"
-        say(f"  {noise_in_words(config, spends)}; {describe(device)}{processes}")
+        aside = config.dataset.validation_size
+        unseen = f"; {aside:,} training samples set aside for validation, which eps does not protect" if aside else ""
+        say(f"  {noise_in_words(config, spends)}{unseen}; {describe(device)}{processes}")
 
     def begin(multiplier: float | None) -> Training:
         parts, ledger = unused.pop() if unused else assembled(multiplier)
