@@ -74,8 +74,8 @@ class PrivateStep:
         UserError: noise multiplier, sampling rate or expected batch size is none.
         ValueError: both sources would give the same numbers, the optimizer moves other parameters than those of the
             gradients or computes the loss anew, the gradients have norms of other groups of parameters than the clip's
-            scope says, or the ledger's plan is for noise of another correlation between steps, whose eps says nothing
-            of this one's.
+            scope says, or the ledger's plan is for noise of another correlation between steps, or one that begins anew
+            at other steps, whose eps says nothing of this one's.
     """
 
     def __init__(
@@ -118,6 +118,11 @@ class PrivateStep:
             raise ValueError(
                 f"the ledger's plan is for noise of correlation {ledger.plan.correlation}, not of {noise.correlation} "
                 "as this noise has; make the plan with correlation=noise.correlation"
+            )
+        if noise.correlation is not None and noise.correlation.restart and noise.course.epoch != ledger.plan.epoch:
+            raise ValueError(
+                f"this noise begins anew every {noise.course.epoch} steps and in the ledger's plan every "
+                f"{ledger.plan.epoch}; prepare it with the epoch of the plan"
             )
         self.gradients = gradients
         self.query, self.clip, self.threshold, self.noise, self.filter = query, clip, threshold, noise, filter

@@ -182,6 +182,65 @@ def test_a_model_that_keeps_something_of_its_first_batch_alone_is_refused(always
             engine.record([Point(1.0, engine.flat.vector)], x, y)
 
 
+class Loudest(nn.Module):
+    """Keeps the largest number that it has seen in a buffer, or in what is none and is not read for the next."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        if buffer:
+            self.register_buffer("most", torch.zeros(()))
+        else:
+            self.most = torch.zeros(())
+
+    def forward(self, x):
+        read = 0 if "most" in self._buffers else self.most.to(x.dtype)
+        out = self.layer(x * (1 + read))
+        self.most = torch.maximum(self.most, x.detach().abs().max().to(self.most.dtype))
+        return out
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [
+        (lambda: Loudest(buffer=True), "in the buffer 'most'"),
+        (lambda: Loudest(buffer=False), "another one after a pass of other samples"),
+        (lambda: CentringByTheFirst(True), "another one after a pass of other samples"),
+    ],
+)
+def test_samples_that_are_all_alike_hide_nothing_that_is_kept_of_them(model, where, count):
+    """As the only one of a micro-batch is, which is compared with itself."""
+    engine = engine_in_float64(model().train())
+    x = torch.randn(1, 6).double().expand(count, 6).clone()
+    with pytest.raises(UserError, match=where):
+        engine.record([Point(1.0, engine.flat.vector)], x, torch.zeros(count, dtype=torch.int64))
+
+
+class Reading(nn.Module):
+    """Takes ids of which the first is 1, and says so of others; in training it keeps the largest one, or nothing."""
+
+    def __init__(self, keeps):
+        super().__init__()
+        self.table, self.keeps = nn.Embedding(9, 3), keeps
+        self.register_buffer("most", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, ids):
+        if not bool((ids[:, 0] == 1).all()):
+            raise ValueError("a text begins with 1")
+        if self.keeps:
+            self.most = torch.maximum(self.most, ids.max())
+        return self.table(ids).sum(1)
+
+
+def test_a_model_need_not_take_what_samples_are_compared_with():
+    ids, targets = torch.tensor([[1, 4, 2], [1, 8, 3], [1, 2, 2], [1, 5, 5]]), torch.tensor([0, 2, 1, 1])
+    assert_right(engine_in_float64(Reading(keeps=False)), (ids, targets))
+    engine = engine_in_float64(Reading(keeps=True).train())
+    with pytest.raises(UserError, match="in the buffer 'most'"):
+        engine.record([Point(1.0, engine.flat.vector)], ids[[0, 2, 1, 3]], targets)
+
+
 class Distilled(nn.Module):
     """Learns from a teacher that is none of its modules."""
 

@@ -267,3 +267,16 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path, scheme, with_samp
     assert resumed["ledger"].complete()
     with pytest.raises(BudgetError):
         taken(resumed, 1)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_noise_that_begins_anew_at_other_steps_than_in_the_plan_is_refused(restart):
+    """With trees over 16 steps a sample of passes of 8 moves more than the plan counts; without restarts none begin."""
+    program = changed("TreeNoise()", f"TreeNoise(restart={restart})", with_trees())
+    carried_out(program)
+    other = changed("rate=lambda t: 1.0, epoch=epoch", "rate=lambda t: 1.0, epoch=2 * epoch", program)
+    if restart:
+        with pytest.raises(ValueError, match="begins anew every 16 steps and in the ledger's plan every 8"):
+            carried_out(other)
+    else:
+        carried_out(other)

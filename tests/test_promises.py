@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dpbench.clip import Clip, GroupClip
-from dpbench.noise import Noise
+from dpbench.noise import Noise, TreeNoise
 from dpbench.query import OnePoint
 from dpbench.threshold import Threshold
 
@@ -89,6 +89,24 @@ class Drawn(Noise):
     def draw(self, out, source):
         self._last = eval(self.wrong).clone()
         return out.copy_(self._last)
+
+
+@dataclass
+class Tired(Drawn):
+    steps: int = 3
+
+    def draw(self, out, source):
+        self.drawn = getattr(self, "drawn", 0) + 1
+        return source.fill(out) if self.drawn <= self.steps else out.zero_()
+
+
+@dataclass
+class OfTrees(TreeNoise):
+    wrong: str = "noise"
+
+    def draw(self, out, source):
+        noise = super().draw(out, source)
+        return out.copy_(eval(self.wrong))
 
 
 @dataclass
@@ -256,12 +274,24 @@ class Called(Bare):
             "expected factors, a tensor of the norms' shape (1, 16), not one of shape (16,)",
         ),
         ("clip", "Lacking", "clip.scope=flat", "Lacking: it lacks factors, which Clip leaves to it"),
-        ("clip", "OfEachGroup", "clip.factor=0.7", None),
+        ("clip", "OfEachGroup", "clip.factor=0.125", None),
+        (
+            "clip",
+            "OfEachGroup",
+            "clip.factor=0.7",
+            "a gradient whose 3 groups of parameters have norms 0.001, 0.001, ... with norm 0.00121244 at threshold",
+        ),
+        (
+            "clip",
+            "OfEachGroup",
+            "clip.factor=0.3",
+            "a gradient whose 64 groups of parameters have norms 0.001, 0.001, ... with norm 0.0024 at threshold",
+        ),
         (
             "clip",
             "OfEachGroup",
             "clip.factor=0.75",
-            "a gradient whose two groups of parameters have norms 0.001 and 0.001 with norm 0.00106066 at threshold "
+            "a gradient whose 2 groups of parameters have norms 0.001 and 0.001 with norm 0.00106066 at threshold "
             "0.001, more than its sensitivity of 0.001, on which eps rests; extend dpbench.clip.GroupClip, which gives",
         ),
         # Each term is bounded; but all of them change with one sample.
@@ -379,8 +409,8 @@ class Called(Bare):
         ("noise", "Scaled", "noise.wrong=1.0", None),
         ("noise", "Drawn", "noise.wrong='source.fill(out)'", None),
         ("noise", "Drawn", "noise.wrong='2*source.fill(out)'", None),
-        ("noise", "Drawn", "noise.wrong='0.9*source.fill(out)'", "standard deviation 0.893 at scale 1"),
-        ("noise", "Drawn", "noise.wrong='0.95*source.fill(out)'", "standard deviation 0.942 at scale 1"),
+        ("noise", "Drawn", "noise.wrong='0.9*source.fill(out)'", "standard deviation 0.88"),
+        ("noise", "Drawn", "noise.wrong='0.95*source.fill(out)'", "standard deviation 0.93"),
         ("noise", "Drawn", "noise.wrong='0*source.fill(out)'", "standard deviation 0 at scale 1, where eps rests on 1"),
         ("noise", "Drawn", "noise.wrong='math.nan*source.fill(out)'", "standard deviation nan"),
         (
@@ -396,6 +426,21 @@ class Called(Bare):
             "numbers of one step whose correlation is 1",
         ),
         ("noise", "Drawn", "noise.wrong='source.fill(out[::2]).repeat_interleave(2)'", "whose correlation is 1, where"),
+        (
+            "noise",
+            "Drawn",
+            "noise.wrong='torch.cat([source.fill(out[:-9]), torch.zeros(9)])'",
+            "0 at scale 1 in a coord",
+        ),
+        (
+            "noise",
+            "Drawn",
+            "noise.wrong='source.fill(out) * torch.linspace(.2, 1.7, len(out))'",
+            "at scale 1 in a coordinate",
+        ),
+        ("noise", "Tired", "noise.steps=3", "standard deviation 0 at scale 1"),
+        ("noise", "Tired", "noise.steps=100", "smaller than those of deviation 1 at step 100"),
+        ("noise", "Tired", "noise.steps=225", None),
         ("noise", "Scaled", "noise.wrong=step", "not 0 at step 0"),
         ("noise", "Scaled", "noise.wrong=2-step", "not 0 at step 2"),
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
@@ -438,6 +483,28 @@ def test_a_command_refuses_such_a_stage_in_a_line(tmp_path, name, typed, expecte
     else:
         assert outcome.code == 2
         assert outcome.error().startswith(expected)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ("noise", None),
+        ("0 * noise", "standard deviation 0 at scale 1"),
+        ("source.fill(out)", "correlation is 0.7"),  # of C Z, where Z is what the account takes C⁻¹ Z for
+        ("noise * (torch.arange(len(noise)) > 9)", "0 at scale 1 in a coordinate"),
+        ("noise * (self._drawn < 70)", "smaller than those of deviation 1 at step 69"),
+    ],
+)
+def test_correlated_noise_of_ones_own_is_what_its_correlation_says(tmp_path, wrong, expected, restart):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", "promises.OfTrees", group="noise")
+    line = [*PLAIN, "noise=own", "privacy=cyclic", f"noise.restart={restart}", f"noise.wrong='{wrong}'"]
+    if expected is None:
+        assert len(compose_each([line], [tmp_path])) == 1
+    else:
+        with pytest.raises(UserError, match=expected):
+            compose_each([line], [tmp_path])
 
 
 @pytest.mark.parametrize("third", ["0", "-1", "nan", "inf"])

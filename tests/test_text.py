@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cli import PLAIN, ROOT, run
+from cli import PLAIN, ROOT, run, write_option
 from gradient_checks import plain_gradients
 from helpers import assembled, composed
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -658,13 +658,59 @@ def test_a_model_that_reads_padding_is_refused(draw):
         model = Pooling(masked, draw).train()
         gradients = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
         if masked:
-            require_padding_unread(gradients, split)
+            require_padding_unread(lambda gradients=gradients: gradients, split)
             continue
         with pytest.raises(UserError, match="the model reads padding"):
-            require_padding_unread(gradients, split)
+            require_padding_unread(lambda gradients=gradients: gradients, split)
         assert all(module.training for module in model.modules())
         one_length = TokenSplit.of([[5] * 8] * 4, [0, 1, 2, 0], padding=258, longest=64, generates=False)
-        require_padding_unread(gradients, one_length)
+        require_padding_unread(lambda gradients=gradients: gradients, one_length)
+
+
+CENTRING = """\
+from dataclasses import dataclass
+
+import torch
+
+from dpbench.models import TextModel
+
+
+@dataclass
+class Centring(TextModel):
+    def build(self, dataset):
+        return Centred(dataset.classes)
+
+
+class Centred(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.table, self.head, self.centre = torch.nn.Embedding(259, 8), torch.nn.Linear(8, classes), None
+
+    def forward(self, ids):
+        kept = (ids != 258).unsqueeze(-1)
+        mean = (self.table(ids) * kept).sum(1) / kept.sum(1).clamp(min=1)
+        if self.centre is None:
+            self.centre = mean.detach().mean(0)
+        return self.head(torch.tanh(mean - self.centre))
+"""
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_a_model_that_keeps_something_of_the_first_texts_that_it_sees_is_refused(small, tmp_path, micro_batch):
+    """So nothing may be shown to it before, as by the comparison of texts with and without padding."""
+    lines = "".join(f"{'a long ' * (n % 3)}text {n}\t{n % 2}\n" for n in range(12))
+    root = small("sst2", {"train": f"sentence\tlabel\n{lines}", "test": f"sentence\tlabel\n{lines}"})
+    conf = tmp_path / "my_conf"
+    conf.mkdir()
+    (conf / "centring.py").write_text(CENTRING)
+    write_option(conf, "centring", "centring.Centring", "name: centring\ntokenizer: bytes", group="model")
+    outcome = run(
+        tmp_path / "results", "-cd", str(conf), "dataset=sst2", "model=centring", "model.vocabulary=259",
+        "model.padding=258", "dataset.train_size=12", "dataset.test_size=12", f"data.root={root}", "batch_size=4",
+        "epochs=2", f"micro_batch={micro_batch}", settings=PLAIN,
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert "another one after a pass of other samples" in outcome.err
 
 
 def test_weights_of_masked_language_modelling_are_loaded_under_a_new_head(tmp_path):

@@ -148,7 +148,7 @@ def test_a_model_that_reads_padding_is_refused_where_samples_are_set_aside():
     split = TokenSplit.of([[5] * n for n in (3, 40, 7, 12)], [0, 1, 2, 0], padding=258, longest=64, generates=False)
     train = with_validation(Splits(split, split), 1).train
     with pytest.raises(UserError, match="the model reads padding"):
-        require_padding_unread(gradients, train)
+        require_padding_unread(lambda: gradients, train)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -19,7 +20,7 @@ from dpbench.data import Augmentation, ImageDataset
 from dpbench.errors import UserError
 from dpbench.noise import Noise
 from dpbench.privacy.gaussian import SeededGaussian
-from dpbench.privacy.plan import Part
+from dpbench.privacy.plan import Part, Plan
 from dpbench.query import Query
 from dpbench.stage import is_own
 from dpbench.state import same_state
@@ -31,13 +32,21 @@ if TYPE_CHECKING:
 
 THRESHOLDS = (1e-3, 1.0, 1e3)
 NORMS = (0.0, 1e-9, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.999, 1.0, 1.001, 2.0, 10.0, 100.0, 1e3, 1e4, 1e9)
+# Groups of parameters, as many as a model may have layers.
+GROUPS = (3, 9, 64)
 # Of products in float32.
 ROUNDING = 1e-4
 # Normal numbers of a step; their deviation errs by 0.7 %, the correlation of two steps by 0.01, of two halves by 0.014.
 DRAWN = 10_000
-DRAWN_STEPS = 3
+DRAWN_STEPS = 64
 LEAST_DEVIATION = 0.95
 MOST_CORRELATION = 0.06
+# Numbers that are few: the 64 of a coordinate, whose deviation errs by 9 %, and those of a step where all are drawn.
+FEW = 100
+LEAST_OF_FEW = 0.5
+MOST_STEPS_DRAWN = 20_000
+# Steps of a threshold that are tried.
+RELEASED_STEPS = 3
 # Norms that a threshold is shown, over its own value: few, so that the noise decides. Then it releases with so many
 # draws, ever larger ones, since what it makes of some may be the same.
 SEEN = (0.5, 2.0)
@@ -66,8 +75,7 @@ def check(config: RunConfig) -> None:
     if is_own(type(config.noise)):
         for step in range(config.steps):
             _scale(config.noise, config.noise.scale(step), step)
-        if config.noise.correlation is None:
-            _drawn(config.noise)
+        _drawn(config.noise, config.release_plan())
     if is_own(type(config.augmentation)) and isinstance(config.dataset, ImageDataset):
         _views(config.augmentation, config.dataset.sample_shape)
 
@@ -135,19 +143,21 @@ def _told(found: object) -> str:
 
 
 def _bound(clip: Clip, threshold: float) -> None:
-    """Try norms of one group of parameters, and all pairs of them for two groups."""
+    """Try norms of one group of parameters, all pairs of them for two groups, and alike or single ones for more."""
     promised = clip.sensitivity(threshold)
     _sensitivity("clip", clip, promised, f" at threshold {threshold:g}")
     one = torch.tensor([NORMS])
-    for norms in (one, torch.cartesian_prod(one[0], one[0]).T.contiguous()):
+    several = [norms for groups in GROUPS for norms in (one.expand(groups, -1), torch.eye(groups, 1) * one)]
+    for norms in (one, torch.cartesian_prod(one[0], one[0]).T.contiguous(), *several):
         clipped = torch.linalg.vector_norm(_factors(clip, norms, threshold).double() * norms, dim=0)
         broken = ~(clipped <= promised * (1 + ROUNDING))
         if broken.any():
             first = int(broken.nonzero()[0])
             groups = [f"{norm:g}" for norm in norms[:, first].tolist()]
-            parts = f" whose two groups of parameters have norms {' and '.join(groups)}" if len(groups) > 1 else ""
+            told = " and ".join(groups) if len(groups) < 3 else f"{groups[0]}, {groups[1]}, ..."
+            parts = f" whose {len(groups)} groups of parameters have norms {told}" if len(groups) > 1 else ""
             message = (
-                f"it leaves a gradient{parts or f' of norm {groups[0]}'} with norm {float(clipped[first]):g} "
+                f"it leaves a gradient{parts or f' of norm {told}'} with norm {float(clipped[first]):g} "
                 f"at threshold {threshold:g}, more than its sensitivity of {promised:g}, on which eps rests"
             )
             if parts:
@@ -232,7 +242,7 @@ def _released(threshold: Threshold, steps: int) -> None:
         return
     rests = f"for its {' and '.join(part.name for part in parts)}, on which eps rests"
     name, what = type(threshold).__name__, None
-    for step in range(min(steps, DRAWN_STEPS)):
+    for step in range(min(steps, RELEASED_STEPS)):
         sources = [_Counting(seed, 1 + seed / 4) for seed in range(DRAWS)]
         tried = [_after(threshold, step, source) for source in sources]
         fewest = min(source.drawn for source in sources)
@@ -274,29 +284,60 @@ def _scale(noise: Noise, scale: object, step: int) -> None:
         raise UserError(message, field="noise", value=type(noise).__name__)
 
 
-def _drawn(noise: Noise) -> None:
-    """Noise that the account takes for independent numbers, of one step and of several, of deviation 1 at scale 1."""
-    tried, source = deepcopy(noise), SeededGaussian(torch.Generator().manual_seed(0))
-    drawn = []
-    for _ in range(DRAWN_STEPS):
-        found: object = tried.draw(torch.empty(DRAWN), source)
-        if not isinstance(found, Tensor) or found.shape != (DRAWN,):
-            message = f"expected draw() to return the tensor that it is given, not {_told(found)}"
-            raise UserError(message, field="noise", value=type(noise).__name__)
-        drawn.append(found.clone())
-    steps = torch.stack(drawn).double()
-    least = float(steps.square().mean(1).sqrt().min())
-    between = float(steps.corrcoef().triu(1).abs().max())
-    halves = [torch.stack(pair) for step in steps for pair in (step.chunk(2), (step[::2], step[1::2]))]
+def _drawn(noise: Noise, plan: Plan) -> None:
+    """Noise that the account takes for independent numbers of deviation 1, once its correlation is taken off again.
+
+    Args:
+        noise: prepared for the run.
+        plan: of the run.
+    """
+    name, steps = type(noise).__name__, min(len(plan), DRAWN_STEPS)
+    strategy = np.eye(steps) if noise.correlation is None else noise.correlation.strategy(steps, plan.epoch)
+    of_steps = []
+    for seed in range(-(-DRAWN_STEPS // steps)):
+        source = SeededGaussian(torch.Generator().manual_seed(seed))
+        tried = deepcopy(noise)
+        rows = torch.stack([_draw(tried, DRAWN, source).double() for _ in range(steps)])
+        of_steps.append(torch.from_numpy(strategy) @ rows)
+    fresh, found = of_steps[0], torch.cat(of_steps)
+    halves = [torch.stack(pair) for step in fresh for pair in (step.chunk(2), (step[::2], step[1::2]))]
     within = max(abs(float(pair.corrcoef()[0, 1])) for pair in halves)
+    between = float(fresh.corrcoef().triu(1).abs().max()) if steps > 1 else 0.0
+    least, everywhere = (float(found.square().mean(dim).sqrt().min()) for dim in (1, 0))
     if not least >= LEAST_DEVIATION:
         what = f"it draws numbers of standard deviation {least:.3g} at scale 1, where eps rests on 1"
     elif not between <= MOST_CORRELATION:
+        of_account = "gives no" if noise.correlation is None else "gives another"
         what = (
-            f"it draws noise of two steps whose correlation is {between:.3g}, but gives no correlation for the account"
+            f"it draws noise of two steps whose correlation is {between:.3g}, but {of_account} correlation for the "
+            "account"
         )
     elif not within <= MOST_CORRELATION:
         what = f"it draws numbers of one step whose correlation is {within:.3g}, where eps rests on independent ones"
+    elif not everywhere >= LEAST_OF_FEW:
+        what = (
+            f"it draws numbers of standard deviation {everywhere:.3g} at scale 1 in a coordinate, where eps rests on 1"
+        )
+    elif (tired := _first_without_noise(noise, len(plan))) is not None:
+        what = f"it draws numbers that are smaller than those of deviation 1 at step {tired}, where eps rests on these"
     else:
         return
-    raise UserError(what, field="noise", value=type(noise).__name__)
+    raise UserError(what, field="noise", value=name)
+
+
+def _first_without_noise(noise: Noise, steps: int) -> int | None:
+    """The first step whose noise is too little, of few numbers; correlation only ever adds to the deviation of one."""
+    tried, source = deepcopy(noise), SeededGaussian(torch.Generator().manual_seed(0))
+    for step in range(min(steps, MOST_STEPS_DRAWN)):
+        if not float(_draw(tried, FEW, source).double().square().mean().sqrt()) >= LEAST_OF_FEW:
+            return step
+    return None
+
+
+def _draw(noise: Noise, count: int, source: SeededGaussian) -> Tensor:
+    """The noise of the next step, apart from memory that it may use again."""
+    found: object = noise.draw(torch.empty(count), source)
+    if not isinstance(found, Tensor) or found.shape != (count,):
+        message = f"expected draw() to return the tensor that it is given, not {_told(found)}"
+        raise UserError(message, field="noise", value=type(noise).__name__)
+    return found.clone()

@@ -26,7 +26,7 @@ def keeps_of_first_pass(
 ) -> str | None:
     """What a model keeps of its first samples alone, outside of buffers, as a sentence, or None.
 
-    Two copies begin with different samples, and then see the same. Of a model that can't be copied nothing is said.
+    Copies begin with different samples, and then see the same. Of a model that can't be copied nothing is said.
 
     Args:
         model: has seen no sample.
@@ -35,8 +35,8 @@ def keeps_of_first_pass(
         targets: of n samples.
         half: losses are computed in bfloat16.
     """
-    values: list[Tensor] = []
-    for first in (inputs, _of_second(inputs)):
+
+    def after(first: Tensor) -> Tensor | None:
         try:
             copy = deepcopy(model)
             losses = losses_of(copy)
@@ -46,12 +46,20 @@ def keeps_of_first_pass(
                     losses(first, targets)
                 _put_back(copy, before)
             with torch.no_grad(), held_still(LEVELS[0], of_one_shape=True):
-                values.append(losses(inputs, targets))
+                return losses(inputs, targets)
         except Exception as error:
             if out_of_memory(error):
                 raise
             return None
-    return None if _agree(*values, half=half) else KEPT_OUTSIDE
+
+    own = after(inputs)
+    if own is None:
+        return None
+    for first in (_of_second(inputs), _made_of(inputs)):
+        other = after(first)
+        if other is not None and not _agree(own, other, half=half):
+            return KEPT_OUTSIDE
+    return None
 
 
 def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: Tensor, *, half: bool) -> str | None:
@@ -69,34 +77,58 @@ def keeps_of_samples(model: nn.Module, losses: Losses, inputs: Tensor, targets: 
         targets: of n samples.
         half: losses are computed in bfloat16.
     """
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    others = _of_second(inputs)
-    has_buffers = next(model.buffers(), None) is not None
     for mode in (torch.enable_grad, torch.no_grad):
-        values: list[Tensor] = []
-        buffers: list[dict[str, Tensor]] = []
-        for samples in (inputs, others, inputs, *([inputs[:-1]] if has_buffers else [])):
-            with buffers_kept(model), mode(), held_still(LEVELS[0], of_one_shape=True):
-                values.append(losses(samples, targets[: len(samples)]).detach())
-                buffers.append({name: buffer.detach().clone() for name, buffer in model.named_buffers()})
-            if (changed := _put_back(model, before)) is not None:
-                return (
-                    f"a pass of the model changes its parameter {changed!r}, without noise; leave that to the optimizer"
-                )
-        for name, buffer in buffers[0].items():
-            if name not in buffers[1] or not _same(buffer, buffers[1][name]):
-                return (
-                    f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
-                    "noise; leave that out"
-                )
-            if has_buffers and (name not in buffers[3] or not _same(buffer, buffers[3][name])):
-                return (
-                    f"the model counts its samples in the buffer {name!r}, so that the number of those that were drawn "
-                    "would leave with it without noise; leave that out"
-                )
-        if not _agree(values[0], values[2], half=half):
-            return KEPT_OUTSIDE
+        problem = _keeps_in(mode, model, losses, inputs, targets, half=half)
+        if problem is not None:
+            return problem
     return None
+
+
+def _keeps_in(
+    mode: type[torch.enable_grad | torch.no_grad],
+    model: nn.Module,
+    losses: Losses,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    half: bool,
+) -> str | None:
+    """`keeps_of_samples`, of passes with gradients or without."""
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    changed: list[str | None] = []
+
+    def after(samples: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses of samples, and the buffers behind their pass."""
+        try:
+            with buffers_kept(model), mode(), held_still(LEVELS[0], of_one_shape=True):
+                found = losses(samples, targets[: len(samples)]).detach()
+                return found, {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        finally:
+            changed.append(_put_back(model, before))
+
+    first, buffers = after(inputs)
+    others = [after(_of_second(inputs))[1]]
+    try:
+        others.append(after(_made_of(inputs))[1])
+    except Exception as error:  # a model need not take what are no samples
+        if out_of_memory(error):
+            raise
+    again, _ = after(inputs)
+    fewer = after(inputs[:-1])[1] if buffers else {}
+    if (parameter := next(filter(None, changed), None)) is not None:
+        return f"a pass of the model changes its parameter {parameter!r}, without noise; leave that to the optimizer"
+    for name, buffer in buffers.items():
+        if not all(name in other and _same(buffer, other[name]) for other in others):
+            return (
+                f"the model keeps values of its samples in the buffer {name!r}, which would leave with it without "
+                "noise; leave that out"
+            )
+        if name not in fewer or not _same(buffer, fewer[name]):
+            return (
+                f"the model counts its samples in the buffer {name!r}, so that the number of those that were drawn "
+                "would leave with it without noise; leave that out"
+            )
+    return None if _agree(first, again, half=half) else KEPT_OUTSIDE
 
 
 def leaves_gradients(flat: FlatParameters, losses: Losses, inputs: Tensor, targets: Tensor) -> str | None:
@@ -144,6 +176,13 @@ def changed_buffer(model: nn.Module, losses: Losses, inputs: Tensor, targets: Te
 def _of_second(inputs: Tensor) -> Tensor:
     """As many samples, each of which is the second one: what a model can read are samples."""
     return inputs[1:2].expand_as(inputs).clone()
+
+
+def _made_of(inputs: Tensor) -> Tensor:
+    """As many that are unlike these, which may all be one sample: numbers are moved, ids change places."""
+    if inputs.is_floating_point():
+        return 1 - 2 * inputs
+    return inputs.amin() + inputs.amax() - inputs
 
 
 def _agree(one: Tensor, other: Tensor, *, half: bool) -> bool:

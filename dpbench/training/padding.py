@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,19 +20,21 @@ from dpbench.gradients.verify import AFTER_OTHERS, AFTER_OTHERS_IN_HALF, nearby,
 COMPARED = (0.0, 0.25, 0.5)
 
 
-def require_padding_unread(gradients: PerSampleGradients, split: Samples) -> None:
+def require_padding_unread(make: Callable[[], PerSampleGradients], split: Samples) -> None:
     """Raise `UserError` where the loss of a text changes with how far it is filled up.
 
     It then depends on the longest text of its batch, so that one text changes what others add to a sum, beyond its
     own bound.
 
     Args:
-        gradients: of the model.
+        make: makes gradients of such a model, which is not trained: one that keeps something of the first samples that
+            it sees has to be found out in training.
         split: of which some samples are tried; nothing where samples have one shape.
     """
     split = split.whole if isinstance(split, Subset) else split
     if not isinstance(split, TokenSplit):
         return
+    gradients = make()
     lengths = split.lengths(slice(None))
     order = lengths.argsort(stable=True)[int((lengths == 0).sum()) :]
     tolerance = AFTER_OTHERS_IN_HALF if gradients.in_half else AFTER_OTHERS

@@ -78,7 +78,7 @@ def prepare(
 
     unused = [assembled(None)]  # before any data are read
     whole = load_splits(config).to(device) if splits is None else splits
-    require_padding_unread(unused[0][0].step.gradients, whole.train)
+    require_padding_unread(lambda: assembled(None)[0].step.gradients, whole.train)
     if splits is None:
         splits = team.shares(whole)
         processes = "" if alone else f", {team.size} processes"
