@@ -122,7 +122,10 @@ def _refuse_twins(jobs: list[Job]) -> None:
     for job in jobs:
         twin = seen.setdefault(record_of(job).folder, job)
         if twin is not job:
-            raise UserError(f"{twin.name} and {job.name} are the same run; drop one")
+            names = [twin.name, job.name]
+            if twin.name == job.name and (apart := set(twin.overrides) ^ set(job.overrides)):
+                names = [" ".join(line for line in each.overrides if line in apart) for each in (twin, job)]
+            raise UserError(f"{' and '.join(names)} are the same run; drop one")
 
 
 def _run(jobs: list[Job], start_for: Callable[[str | None], StartWith], *, multirun: bool, here: bool) -> int:

@@ -172,6 +172,7 @@ def test_bad_input_is_one_line_that_names_field_value_and_what_is_allowed(tmp_pa
         ("hydra.job.chdir=true", "stay in the folder"),
         ("-m eps=8,4 +hydra.job.chdir=True", "stay in the folder"),
         ("-m eps=8,4 hydra.sweep.dir=here", "set that instead"),
+        ("-m +hydra.sweeper.params.seed='0,1'", "are typed as in eps=2,8 -m"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line_that_names_them(tmp_path, arguments, culprit):
@@ -206,10 +207,18 @@ def test_settings_that_are_not_finite_are_refused_by_name(arguments):
         composed(*arguments.split())
 
 
-def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path):
-    outcome = run(tmp_path / "results", "-m", "eps=8,8.0")
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("eps=8,8.0", r"eps=8 and .*eps=8\.0"),
+        ("micro_batch=4,8", "^micro_batch=4 and micro_batch=8"),  # which is no part of a run's name
+        ("checkpoint.every_steps=4,8 seed=3", r"^checkpoint\.every_steps=4 and checkpoint\.every_steps=8"),
+    ],
+)
+def test_two_jobs_of_a_sweep_that_are_the_same_run_are_refused(tmp_path, typed, named):
+    outcome = run(tmp_path / "results", "-m", *typed.split())
     assert outcome.code == 2
-    assert re.search(r"eps=8 and .*eps=8\.0 are the same run; drop one$", outcome.error())
+    assert re.search(rf"{named} are the same run; drop one$", outcome.error())
     assert records(tmp_path / "results") == []
 
 

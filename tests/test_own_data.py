@@ -394,6 +394,7 @@ def test_texts_to_continue_are_those_of_the_lines(tmp_path):
         ({"text": "a", "label": 0}, {"classes": 1}, 'line 1 of .* no object with texts "prompt" and "completion"'),
         ({"text": "a", "label": 0}, {}, "the train split has 7 samples, expected 6"),
         ({"text": "a", "label": 3}, {"train_size": 7}, r"the train split has a label outside 0\.\.2"),
+        ({"text": "a", "label": 2**63}, {"train_size": 7}, r"the train split has a label outside 0\.\.2"),
     ],
 )
 def test_texts_that_are_not_what_was_declared_are_one_sentence(tmp_path, monkeypatch, line, settings, says):

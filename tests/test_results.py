@@ -99,6 +99,9 @@ def test_a_list_has_a_row_for_each_record(sweep):
         ("dataset=digits model=linear filter=none", 2),
         ("query.kind=TwoPoint seed=0", 2),
         ("delta=1/N^1.1", 5),
+        ("delta<1e-3", 5),
+        ("delta>=1e-3", 0),
+        ("delta=0.00033635474216673706", 5),  # 1437^-1.1
         ("dataset.mean=[0.0]", 5),
         ("micro_batch=null device=cpu", 5),
         ("augmentation.flip=false", 5),

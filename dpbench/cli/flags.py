@@ -85,5 +85,7 @@ def refuse_other_folders(overrides: Sequence[str]) -> None:
         key, _, value = line.lstrip("+").partition("=")
         if key == "hydra.job.chdir" and value.lower() not in ("false", "null"):
             raise UserError(f"{line}: runs stay in the folder where the command was typed; leave it out")
+        if key.startswith("hydra.sweeper"):
+            raise UserError(f"{line}: values to be swept are typed as in eps=2,8 -m; leave it out")
         if key == "hydra.sweep.dir":
             raise UserError(f"{line}: all that a sweep writes lies below results_dir; set that instead")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,9 @@ class Dataset(ABC):
         if found != want:
             raise self._damaged(f"the {split} split has {found:,} samples, expected {want:,}", root)
 
-    def _require_labels(self, split: str, labels: Tensor, root: Path) -> None:
-        if not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
+    def _require_labels(self, split: str, labels: Tensor | Sequence[int], root: Path) -> None:
+        ends = labels.aminmax() if isinstance(labels, Tensor) else (min(labels), max(labels))
+        if not 0 <= int(ends[0]) <= int(ends[1]) < self.classes:
             raise self._damaged(f"the {split} split has a label outside 0..{self.classes - 1}", root, "classes")
 
     def _damaged(self, what: str, root: Path, setting: str | None = None) -> UserError:

@@ -98,7 +98,7 @@ class TextDataset(Dataset):
         splits: dict[str, Samples] = {}
         for split, of_split in texts.items():
             if of_split.labels is not None:
-                self._require_labels(split, torch.tensor(of_split.labels), root)
+                self._require_labels(split, of_split.labels, root)
             made = encoded(of_split, tokenizer, padding=self.padding, longest=self.max_length)
             if self.generates:
                 self._require_predicted(split, made)

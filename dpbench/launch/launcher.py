@@ -95,9 +95,11 @@ class Launcher:
         raised: list[str | None] = []
         for first in range(0, len(lines), at_once):
             jobs = lines[first : first + at_once]
-            plugin = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=config)
             found: Sequence[JobReturn | BaseException | None]
             try:
+                plugin = Plugins.instance().instantiate_launcher(
+                    hydra_context=context, task_function=task, config=config
+                )
                 with terminable(), _every_outcome(str(config.hydra.launcher["_target_"])):
                     found = plugin.launch([list(line) for line in jobs], initial_job_idx=first)
             except BrokenExecutor:  # joblib's, when a worker was killed

@@ -35,6 +35,8 @@ SHORT = {
     "dataset": "dataset.name",
     "model": "model.name",
 }
+# Of settings that may be rules, in words, the column of the number that they give.
+NUMBERS = {"delta": "summary.delta"}
 # What every run has, though it may not be recorded yet of those that are just being begun.
 ALWAYS = (*SHORT, *OWN, "eps")
 # Numbers of a run that has not finished are none of its configuration.
@@ -74,7 +76,8 @@ class Condition:
         Raises:
             UserError: no record has such a setting.
         """
-        held = values_of(index, self.key)
+        number = NUMBERS.get(self.key)
+        held = values_of(index, number if number in index.names and self._of_numbers else self.key)
         test = self._test()
         known: dict[Any, bool] = {}
         found = []
@@ -85,6 +88,10 @@ class Condition:
                 verdict = known[key] = test(value)
             found.append(verdict)
         return found
+
+    @property
+    def _of_numbers(self) -> bool:
+        return self.sign in COMPARISONS or all(map(is_decimal, self.values))
 
     def _test(self) -> Callable[[Any], bool]:
         if self.key == "age":
