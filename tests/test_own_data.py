@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from dpbench.config import compose_jobs
 from dpbench.data import ImageDataset, TableDataset, TextDataset
 from dpbench.data.own import own_images
 from dpbench.data.sources import State
-from dpbench.errors import UserError
+from dpbench.errors import PlainWarning, UserError
 
 SHAPE = {"classes": 3, "train_size": 6, "test_size": 3}
 LABELS = {"train": np.array([0, 1, 2, 2, 1, 0]), "test": np.array([2, 1, 0])}
@@ -309,6 +310,21 @@ def test_folders_of_classes_are_read_as_those_of_imagenet(tmp_path):
     told = "3 folders of classes instead of 4 under data.root=.*; put that right, or the settings of the data set$"
     with pytest.raises(UserError, match=told):
         image_data(3, 4, 4, classes=4).load(tmp_path, download=False)
+
+
+def test_pictures_that_came_or_went_after_they_were_decoded_are_told(tmp_path):
+    """Here one is found to be of another class; those that are decoded are of the class of before until then."""
+    draw_folders(tmp_path)
+    dataset = image_data(3, 4, 4)
+    dataset.load(tmp_path, download=False)
+    dataset.load(tmp_path, download=False)  # without a warning, which would be an error here
+    folders = tmp_path / "mine/train"
+    (folders / "apple/0.png").rename(folders / "pear/2.png")
+    with pytest.warns(PlainWarning, match=r"train/apple was changed after .*/mine/pixels-4 was made of it"):
+        splits = dataset.load(tmp_path, download=False)
+    assert splits.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    shutil.rmtree(tmp_path / "mine/pixels-4")
+    assert dataset.load(tmp_path, download=False).train.labels.tolist() == [0, 1, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(("split", "sizes"), [("train", (4, 3)), ("val", (6, 2))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from dpbench.data.sources import Images, ImageSource, Problem, Shape, State
-from dpbench.errors import require
+from dpbench.errors import PlainWarning, require
 
 SPLITS = ("train", "val")
 DECODED_AT_ONCE = 64
@@ -82,6 +83,11 @@ class ImageFolders(ImageSource):
         folder = root / self.name / f"pixels-{height}"
         if not folder.is_dir():
             self._decode(root, shapes, folder)
+        elif (later := self._changed_after(root, folder)) is not None:
+            told = (
+                f"{later} was changed after {folder} was made of it, whose pictures and classes are taken all the same"
+            )
+            warnings.warn(f"{told}; delete the latter where they are others now", PlainWarning, stacklevel=2)
         found: list[Tensor] = []
         for split in SPLITS:
             for path in (folder / f"{split}.npy", folder / f"{split}-labels.npy"):
@@ -96,6 +102,12 @@ class ImageFolders(ImageSource):
                 told = f"{folder} has {len(images):,} decoded images, and dataset.{size}={count}"
                 raise self.error(f"{told}; where images were added or removed, delete it: it is made again of them")
         return train, train_labels, test, test_labels
+
+    def _changed_after(self, root: Path, folder: Path) -> Path | None:
+        """A folder of a class to which a picture came, or from which one went, after the decoded ones were made."""
+        made = folder.stat().st_mtime_ns
+        classes = (path for split in SPLITS for path in sorted((root / self.name / split).glob("*")) if path.is_dir())
+        return next((path for path in classes if path.stat().st_mtime_ns > made), None)
 
     def _decode(self, root: Path, shapes: tuple[Shape, Shape], folder: Path) -> None:
         from torchvision.datasets import ImageFolder
