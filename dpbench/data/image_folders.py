@@ -83,11 +83,6 @@ class ImageFolders(ImageSource):
         folder = root / self.name / f"pixels-{height}"
         if not folder.is_dir():
             self._decode(root, shapes, folder)
-        elif (later := self._changed_after(root, folder)) is not None:
-            told = (
-                f"{later} was changed after {folder} was made of it, whose pictures and classes are taken all the same"
-            )
-            warnings.warn(f"{told}; delete the latter where they are others now", PlainWarning, stacklevel=2)
         found: list[Tensor] = []
         for split in SPLITS:
             for path in (folder / f"{split}.npy", folder / f"{split}-labels.npy"):
@@ -101,6 +96,9 @@ class ImageFolders(ImageSource):
             if len(images) != count:
                 told = f"{folder} has {len(images):,} decoded images, and dataset.{size}={count}"
                 raise self.error(f"{told}; where images were added or removed, delete it: it is made again of them")
+        if (later := self._changed_after(root, folder)) is not None:
+            told = f"{later} was changed after {folder} was made of it, which is taken as it is"
+            warnings.warn(f"{told}; delete it where pictures or classes are others now", PlainWarning, stacklevel=2)
         return train, train_labels, test, test_labels
 
     def _changed_after(self, root: Path, folder: Path) -> Path | None:
