@@ -158,7 +158,9 @@ def leave(record: Path, kind: str) -> Path:
         beside = record / ".summary.json.x7ab2"
     if kind == "checkpoint":
         beside = record / "checkpoint-00000002.pt"
-    if kind in ("part", "checkpoint", "refused"):
+    if kind == "part beside":
+        beside = record.with_name(f".{record.name}.published.x7ab2")
+    if kind in ("part", "part beside", "checkpoint", "refused"):
         beside.write_text("left")
     else:
         shutil.copytree(record, beside)
@@ -170,6 +172,7 @@ def leave(record: Path, kind: str) -> Path:
     ("kind", "says"),
     [
         ("part", "a file that was never completed"),
+        ("part beside", "a file that was never completed"),
         ("checkpoint", "a checkpoint of a run that has ended"),
         ("rerun", "a forced run that did not finish (interrupted); the record beside it stands"),
         ("replaced", "a record that a forced run was replacing when it was killed"),
@@ -187,6 +190,15 @@ def test_leftovers_of_killed_runs_are_found_and_moved(store, record, kind, says)
     assert not left.exists()
     assert record.exists()
     assert results(store, "check").code == 0
+
+
+def test_what_is_left_of_a_note_goes_with_its_record(store, record):
+    left = leave(record, "part beside")
+    other = record.with_name(".1.published.x7ab2")
+    other.write_text("of another seed")
+    assert results(store, "remove", f"{record.parent.name}/0", "yes=true").code == 0
+    assert not left.exists()
+    assert other.exists()
 
 
 def test_a_forced_run_that_did_not_finish_may_be_all_there_is(store, record):

@@ -20,6 +20,8 @@ from dpbench.tracking.reading import KILLED, Recorded, is_hash, is_seed, seeds_o
 from dpbench.tracking.status import FOR_GOOD, Status
 from dpbench.wording import duration, number_of, seconds_of
 
+INCOMPLETE = "a file that was never completed"
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -111,14 +113,16 @@ def _of_record(record: Path, quiet: float) -> Iterator[Fault]:
         elif recorded.word in FOR_GOOD:  # killed between the last word of its record and their removal
             left = sorted(record.glob("checkpoint-*.pt"))
             yield from (Fault(path, "a checkpoint of a run that has ended") for path in left)
-    yield from (Fault(part, "a file that was never completed") for part in _parts(record))
+    yield from (Fault(part, INCOMPLETE) for part in _parts(record))
 
 
 def _beside(path: Path, quiet: float) -> Fault | None:
     """What is wrong with something beside the records of a hash, or None."""
-    seed, _, kind = path.name.partition(".")
+    seed, _, kind = path.name.removeprefix(".").partition(".")
     if not is_seed(seed) or _silence(path) < quiet:
         return None
+    if path.name.startswith("."):
+        return Fault(path, INCOMPLETE) if path.is_file() else None
     record = path.with_name(seed)
     if kind in ("rerun", "replaced") and path.with_name(f"{seed}.replaced").exists() and not record.exists():
         said = "a forced run was taking the place of the one before when it was killed; it takes it next time"

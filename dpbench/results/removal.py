@@ -82,6 +82,8 @@ def _remove(folder: Path, status: str) -> bool:
     if not is_held(lock_of(folder)):  # one that begins from now on writes where the record was
         for left in (rerun_of(folder), replaced_of(folder)):
             shutil.rmtree(left, ignore_errors=True)
+        for part in folder.parent.glob(f".{folder.name}.*"):  # of notes that a kill cut short
+            part.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # other seeds are there
         folder.parent.rmdir()
     return True
