@@ -17,6 +17,7 @@ import torch
 
 from dpbench.clip import Clip, GroupClip
 from dpbench.noise import Noise, TreeNoise
+from dpbench.privacy.correlation import Tree
 from dpbench.query import OnePoint
 from dpbench.threshold import Threshold
 
@@ -107,6 +108,27 @@ class OfTrees(TreeNoise):
     def draw(self, out, source):
         noise = super().draw(out, source)
         return out.copy_(eval(self.wrong))
+
+
+@dataclass(frozen=True)
+class Waning(Tree):
+    # Each step but the first goes with the one before, the less the more steps there are.
+
+    def _strategy(self, steps):
+        return np.eye(steps) + 40 / steps * np.eye(steps, k=-1)
+
+
+@dataclass
+class OfFew(OfTrees):
+    @property
+    def correlation(self):
+        return Waning(self.restart)
+
+    def _correlate(self, fresh, step):
+        if self._kept:
+            fresh -= 40 / self.course.steps * self._kept.pop()
+        self._kept.append(fresh.clone())
+        return fresh
 
 
 @dataclass
@@ -446,7 +468,7 @@ class Called(Bare):
         ("noise", "Scaled", "noise.wrong=math.inf", "not inf at step 0"),
         ("noise", "Scaled", "noise.wrong=None", "not a NoneType at step 0"),
         ("noise", "Scaled", "noise.wrong='1/(step-4)'", "not -0.25 at step 0"),
-        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 65: ZeroDivisionError"),
+        ("noise", "Scaled", "noise.wrong='1/abs(step-4)'", "promises.py, line 66: ZeroDivisionError"),
     ],
 )
 def test_a_stage_that_does_not_keep_what_eps_rests_on_is_refused(tmp_path, group, name, typed, expected):
@@ -505,6 +527,26 @@ def test_correlated_noise_of_ones_own_is_what_its_correlation_says(tmp_path, wro
     else:
         with pytest.raises(UserError, match=expected):
             compose_each([line], [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"),
+    [
+        ("OfFew", "noise.wrong=noise", None),  # C is that of all steps, of which some are drawn
+        ("OfFew", "noise.wrong='source.fill(out)'", "correlation is 0.1"),
+        ("OfTrees", "batch_size=8 epochs=30", None),  # so many steps that C is too large to be made
+        ("OfTrees", "batch_size=8 epochs=30 noise.wrong='0*noise'", "standard deviation 0 at scale 1"),
+    ],
+)
+def test_correlated_noise_of_many_steps(tmp_path, name, line, expected):
+    (tmp_path / "promises.py").write_text(PROMISES)
+    write_option(tmp_path, "own", f"promises.{name}", group="noise")
+    typed = [*PLAIN, "noise=own", "privacy=cyclic", *line.split()]
+    if expected is None:
+        assert len(compose_each([typed], [tmp_path])) == 1
+    else:
+        with pytest.raises(UserError, match=expected):
+            compose_each([typed], [tmp_path])
 
 
 @pytest.mark.parametrize("third", ["0", "-1", "nan", "inf"])

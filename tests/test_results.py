@@ -101,6 +101,7 @@ def test_a_list_has_a_row_for_each_record(sweep):
         ("delta=1/N^1.1", 5),
         ("delta<1e-3", 5),
         ("delta>=1e-3", 0),
+        ("delta!=1e-5", 5),
         ("delta=0.00033635474216673706", 5),  # 1437^-1.1
         ("dataset.mean=[0.0]", 5),
         ("micro_batch=null device=cpu", 5),

@@ -57,8 +57,10 @@ class Row:
 
     def accuracy(self, which: str) -> float | None:
         """Test accuracy, "final" or "best" accuracy; None unless the run is finished."""
+        if self.status != Status.FINISHED:
+            return None
         found: float | None = self.summary.get("test_accuracy", {}).get(which)
-        return found if self.status == Status.FINISHED else None
+        return found
 
     @property
     def validated(self) -> float | None:

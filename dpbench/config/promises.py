@@ -45,6 +45,8 @@ MOST_CORRELATION = 0.06
 FEW = 100
 LEAST_OF_FEW = 0.5
 MOST_STEPS_DRAWN = 20_000
+# Steps whose correlation is taken off again; the matrix of so many takes 128 MB.
+LARGEST_STRATEGY = 4096
 # Steps of a threshold that are tried.
 RELEASED_STEPS = 3
 # Norms that a threshold is shown, over its own value: few, so that the noise decides. Then it releases with so many
@@ -291,23 +293,24 @@ def _drawn(noise: Noise, plan: Plan) -> None:
         noise: prepared for the run.
         plan: of the run.
     """
-    name, steps = type(noise).__name__, min(len(plan), DRAWN_STEPS)
-    strategy = np.eye(steps) if noise.correlation is None else noise.correlation.strategy(steps, plan.epoch)
+    name, steps, correlation = type(noise).__name__, min(len(plan), DRAWN_STEPS), noise.correlation
+    known = correlation is None or len(plan) <= LARGEST_STRATEGY
+    whole = correlation.strategy(len(plan), plan.epoch) if correlation is not None and known else np.eye(steps)
     of_steps = []
     for seed in range(-(-DRAWN_STEPS // steps)):
         source = SeededGaussian(torch.Generator().manual_seed(seed))
         tried = deepcopy(noise)
         rows = torch.stack([_draw(tried, DRAWN, source).double() for _ in range(steps)])
-        of_steps.append(torch.from_numpy(strategy) @ rows)
+        of_steps.append(torch.from_numpy(whole[:steps, :steps].copy()) @ rows)
     fresh, found = of_steps[0], torch.cat(of_steps)
     halves = [torch.stack(pair) for step in fresh for pair in (step.chunk(2), (step[::2], step[1::2]))]
     within = max(abs(float(pair.corrcoef()[0, 1])) for pair in halves)
-    between = float(fresh.corrcoef().triu(1).abs().max()) if steps > 1 else 0.0
+    between = float(fresh.corrcoef().triu(1).abs().max()) if known and steps > 1 else 0.0
     least, everywhere = (float(found.square().mean(dim).sqrt().min()) for dim in (1, 0))
     if not least >= LEAST_DEVIATION:
         what = f"it draws numbers of standard deviation {least:.3g} at scale 1, where eps rests on 1"
     elif not between <= MOST_CORRELATION:
-        of_account = "gives no" if noise.correlation is None else "gives another"
+        of_account = "gives no" if correlation is None else "gives another"
         what = (
             f"it draws noise of two steps whose correlation is {between:.3g}, but {of_account} correlation for the "
             "account"

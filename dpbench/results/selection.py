@@ -76,8 +76,11 @@ class Condition:
         Raises:
             UserError: no record has such a setting.
         """
-        number = NUMBERS.get(self.key)
-        held = values_of(index, number if number in index.names and self._of_numbers else self.key)
+        held, number = values_of(index, self.key), NUMBERS.get(self.key)
+        if number is not None and (self.sign in COMPARISONS or all(map(is_decimal, self.values))):
+            held = [
+                typed if found is ABSENT else found for typed, found in zip(held, index.column(number), strict=True)
+            ]
         test = self._test()
         known: dict[Any, bool] = {}
         found = []
@@ -88,10 +91,6 @@ class Condition:
                 verdict = known[key] = test(value)
             found.append(verdict)
         return found
-
-    @property
-    def _of_numbers(self) -> bool:
-        return self.sign in COMPARISONS or all(map(is_decimal, self.values))
 
     def _test(self) -> Callable[[Any], bool]:
         if self.key == "age":
