@@ -431,6 +431,15 @@ def test_a_launcher_that_is_not_there_is_refused_in_a_sentence(tmp_path, typed, 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_launcher_that_can_not_be_made_is_told_of_in_a_sentence(tmp_path):
+    """With a setting that it has not, which Hydra takes behind a plus sign."""
+    outcome = run(tmp_path, "-m", "seed=0,1", "+hydra.launcher.foo.bar=1")
+    assert outcome.code == 1
+    assert "InstantiationException" in outcome.err
+    assert "Traceback" not in outcome.out + outcome.err
+    assert records(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "launcher",
     [
