@@ -106,6 +106,18 @@ def require_writable(folder: Path) -> None:
         ) from error
 
 
+def require_no_file(folder: str | Path, field: str, remedy: str) -> None:
+    """Raise `UserError` where something else stands in a folder's place; it need not exist.
+
+    Args:
+        folder: where files are looked for.
+        field: the setting that names it.
+        remedy: ends the sentence.
+    """
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise UserError(f"is no folder; {remedy}", field=field, value=folder)
+
+
 def stamp(path: Path) -> Stamp:
     """Tells whether a file was replaced, or a folder or a file right in it; None where there is nothing."""
     try:

@@ -17,7 +17,7 @@ with starting(), uncollected():
     from dpbench.config import RunConfig, compose_each, in_grammar
     from dpbench.console import make_console
     from dpbench.devices import choose_device
-    from dpbench.files import require_writable
+    from dpbench.files import require_no_file, require_writable
     from dpbench.reproduction.arguments import HELP, Arguments, chosen, parse
     from dpbench.reproduction.plan import Planner
     from dpbench.reproduction.queue import Left, carry_out
@@ -55,7 +55,9 @@ def _main(arguments: Arguments) -> int:
         from dpbench.reproduction.smoke import smoke
 
         return FAILED if smoke(artefacts, arguments.passed_on, config, console, arguments.config_dirs) else OK
-    if not arguments.plan:
+    if arguments.plan:
+        require_no_file(arguments.results_dir, "results_dir", "name another")
+    else:
         require_writable(arguments.results_dir)
     with uncollected():
         planner = Planner(

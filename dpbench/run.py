@@ -26,7 +26,7 @@ with starting(), uncollected():  # torch alone makes half a million objects that
     from dpbench.config.registry import register
     from dpbench.console import make_console
     from dpbench.errors import UserError
-    from dpbench.files import require_writable
+    from dpbench.files import require_no_file, require_writable
     from dpbench.launch.launcher import Launcher, LauncherError, launcher_of
     from dpbench.launch.rounds import carry_through
     from dpbench.launch.starts import StartWith, fuses, hand_over, start_by_hydra, start_by_launcher, start_here
@@ -88,6 +88,7 @@ def _main(typed: list[str]) -> int:
     if elsewhere is not None and not options.multirun:
         raise UserError(f"{elsewhere}: takes a sweep; add -m")
     if jobs[0].config.plan:
+        require_no_file(jobs[0].config.results_dir, "results_dir", "name another")
         print_plan(jobs, console)
         return OK
 

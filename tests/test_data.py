@@ -440,6 +440,13 @@ def test_a_data_root_without_a_name_is_refused(monkeypatch, capsys):
     assert "DPBENCH_DATA='': expected the name of a folder" in capsys.readouterr().err
 
 
+def test_a_file_in_place_of_a_data_root_is_refused_by_the_list_too(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for command in ("list", "check"):
+        assert catalogue_main([command, f"data.root={tmp_path / 'file'}"]) == 2
+        assert f"data.root={tmp_path / 'file'}: is no folder; point data.root" in capsys.readouterr().err
+
+
 def test_help_names_what_there_is(capsys):
     assert catalogue_main(["--help"]) == 0
     text = capsys.readouterr().out

@@ -113,6 +113,12 @@ def test_a_step_within_somebody_elses_autocast_is_refused():
         assert gradients.record(points, x, y).norms().dtype == torch.float32
 
 
+def test_models_are_not_run_in_a_type_whose_range_is_too_small_for_gradients():
+    model = nn.Linear(6, 4)
+    with pytest.raises(UserError, match=r"^autocast=torch\.float16: expected torch\.bfloat16, or None"):
+        PerSampleGradients(model, FlatParameters(model), cross_entropy, autocast=torch.float16)
+
+
 @pytest.mark.filterwarnings(f"ignore:{FALLBACK}")
 @pytest.mark.parametrize("plain", [False, True])
 def test_weights_in_half_precision_are_those_of_the_iterate_within_any_context(plain):

@@ -37,6 +37,11 @@ def test_a_plan_prints_hash_steps_noise_multiplier_and_time_and_writes_no_run(tm
     assert not (tmp_path / "results").exists()
 
 
+def test_a_plan_is_refused_where_a_file_stands_in_place_of_the_results(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / "file", "plan=true").error() == f"results_dir={tmp_path / 'file'}: is no folder; name another"
+
+
 def test_a_plan_says_what_is_left_of_a_run(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         raise_after(patch, 2, KeyboardInterrupt())

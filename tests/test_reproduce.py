@@ -77,6 +77,12 @@ def test_everything_missing_is_run_and_judged_and_never_again(tmp_path):
     assert "5 trained cells: 5 done." in run(tmp_path, "plan=true").out
 
 
+def test_a_plan_is_refused_where_a_file_stands_in_place_of_the_results(tmp_path):
+    claims(tmp_path, table_1=TABLE)
+    (tmp_path / "results").write_text("")
+    assert run(tmp_path, "plan=true").error() == f"results_dir={tmp_path / 'results'}: is no folder; name another"
+
+
 def test_a_plan_runs_nothing(tmp_path):
     claims(tmp_path)
     planned = run(tmp_path, "plan=true", "artefact=table_1")

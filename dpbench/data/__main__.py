@@ -12,8 +12,9 @@ from rich.console import Console
 from dpbench.cli.command import OK, run_command
 from dpbench.console import make_console, new_table
 from dpbench.data.catalogue import SOURCES
-from dpbench.data.sources import State
+from dpbench.data.sources import ELSEWHERE, State
 from dpbench.errors import UserError, require
+from dpbench.files import require_no_file
 
 DAMAGED = 1
 COMMANDS = ("list", "check")
@@ -52,6 +53,7 @@ def _main(words: list[str]) -> int:
     for name in names:
         require(name in SOURCES, "name", name, f"one of {', '.join(SOURCES)}, after {' or '.join(COMMANDS)}")
     console, folder = make_console(), Path(root).expanduser()
+    require_no_file(folder, "data.root", f"{ELSEWHERE} at one")
     if command == "list":
         return _list(names or list(SOURCES), folder, console)
     return _check(names, folder, console)

@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dpbench.errors import UserError
+from dpbench.files import require_no_file
 
 # train images, train labels, test images, test labels; images uint8 (N, C, H, W).
 Images = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -122,8 +123,7 @@ class Source(ABC):
         """
         if os.path.isdir(root):  # False also of names that no file system takes
             return
-        if os.path.lexists(root):
-            raise UserError(f"is no folder; {ELSEWHERE} at one", field="data.root", value=root)
+        require_no_file(root, "data.root", f"{ELSEWHERE} at one")
         if self.by_hand or not download:
             remedy = self.by_hand or f"set data.download=true to fetch dataset={self.name} to it"
             raise UserError(f"no such folder; {remedy}, or {ELSEWHERE} at another", field="data.root", value=root)

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from dpbench.errors import require
 from dpbench.gradients.choice import Chooser
 from dpbench.gradients.flat import FlatParameters
 from dpbench.gradients.functional import by_vmap, one_by_one
@@ -70,8 +71,10 @@ class Passes:
             autocast: torch.bfloat16 to let autocast run the model in it; norms and sums are taken in float32.
 
         Raises:
-            UserError: a layer mixes samples.
+            UserError: a layer mixes samples, or autocast is to run the model in another type than bfloat16.
         """
+        # The range of float16 is too small for gradients that nothing scales: they would be zeros, or infinite.
+        require(autocast in (None, torch.bfloat16), "autocast", autocast, "torch.bfloat16, or None")
         self.flat = flat
         self.model = model
         self.loss = loss
