@@ -1,8 +1,9 @@
-"""Numbers and times as a person says them."""
+"""Numbers, times and other values as a person says them."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from dpbench.errors import require
 
@@ -45,3 +46,23 @@ def seconds_of(field: str, typed: str) -> float:
     """
     require(TIME.fullmatch(typed) is not None, field, typed, "a time such as 90s, 30m, 2h or 1h30m")
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([smhd])", typed))
+
+
+def flag_of(field: str, typed: str) -> bool:
+    """What true and false stand for.
+
+    Raises:
+        UserError: it is neither.
+    """
+    require(typed in ("true", "false"), field, typed, "true or false")
+    return typed == "true"
+
+
+def folder_of(field: str, typed: str) -> Path:
+    """The folder of a name, in which ~ is one's own.
+
+    Raises:
+        UserError: there is no name.
+    """
+    require(bool(typed), field, "''", "the name of a folder")
+    return Path(typed).expanduser()

@@ -282,9 +282,14 @@ class Artefact:
     draw: Draw | None = None
 
     @property
+    def stem(self) -> str:
+        """What its files are called below conf/paper and in results: "disk/table_1"."""
+        return f"{self.paper}/{self.name}"
+
+    @property
     def where(self) -> str:
         """Its file below conf/paper."""
-        return f"{self.paper}/{self.name}.yaml"
+        return f"{self.stem}.yaml"
 
     @property
     def axes(self) -> Mapping[str, Labels]:

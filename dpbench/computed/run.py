@@ -30,7 +30,7 @@ def compute_all(results_dir: Path, artefacts: Sequence[Artefact], say: Callable[
         compute = COMPUTED.get((artefact.paper, artefact.name))
         if compute is None:
             continue
-        name, path = f"{artefact.paper}/{artefact.name}", path_of(results_dir, artefact.paper, artefact.name)
+        name, path = artefact.stem, path_of(results_dir, artefact.paper, artefact.name)
         made_of = fingerprint(artefact, compute.__module__)
         if read_json(path).get("provenance", {}).get("fingerprint") == made_of:
             say(f"{name}: up to date")

@@ -15,6 +15,7 @@ from dpbench.data.catalogue import SOURCES
 from dpbench.data.sources import ELSEWHERE, State
 from dpbench.errors import UserError, require
 from dpbench.files import require_no_file
+from dpbench.wording import folder_of
 
 DAMAGED = 1
 COMMANDS = ("list", "check")
@@ -48,11 +49,11 @@ def _main(words: list[str]) -> int:
             root = value
         else:
             names.append(word)
-    require(bool(root), "DPBENCH_DATA", "''", "the name of a folder")
+    folder = folder_of("DPBENCH_DATA", root)
     command = names.pop(0) if names and names[0] in COMMANDS else "list"
     for name in names:
         require(name in SOURCES, "name", name, f"one of {', '.join(SOURCES)}, after {' or '.join(COMMANDS)}")
-    console, folder = make_console(), Path(root).expanduser()
+    console = make_console()
     require_no_file(folder, "data.root", f"{ELSEWHERE} at one")
     if command == "list":
         return _list(names or list(SOURCES), folder, console)

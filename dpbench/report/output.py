@@ -34,7 +34,7 @@ def write_output(grids: Sequence[Grid], results_dir: Path, say: Callable[[str], 
     require_writable(results_dir)
     changed: list[Path] = []
     for grid in grids:
-        stem = results_dir / grid.artefact.paper / grid.artefact.name
+        stem = results_dir / grid.artefact.stem
         stem.parent.mkdir(exist_ok=True)
         picture = picture_of(grid)
         changed += _draw(picture, stem, say) if picture is not None else _remove(stem, ".svg", ".png")

@@ -159,7 +159,7 @@ def _artefacts(grids: Sequence[Grid], card: Scorecard) -> Iterator[str]:
 
 def _link(grid: Grid) -> str:
     artefact = grid.artefact
-    return f"[{heading_of(artefact)}]({artefact.paper}/{artefact.name}.md)"
+    return f"[{heading_of(artefact)}]({artefact.stem}.md)"
 
 
 def _counted(named: Sequence[tuple[str, Scorecard]], of_all: Scorecard, what: str) -> str:

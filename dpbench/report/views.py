@@ -139,7 +139,7 @@ class ArtefactView:
     @cached_property
     def file(self) -> Path:
         """Its table and picture below the page, without suffix."""
-        return Path(self.grid.artefact.paper) / self.grid.artefact.name
+        return Path(self.grid.artefact.stem)
 
     @property
     def files(self) -> list[str]:

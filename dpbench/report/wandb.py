@@ -46,7 +46,7 @@ def log_output(
 
         logged: dict[str, Any] = {"scorecard": wandb.Table(columns=["paper", *map(str, Outcome)], data=_counts(grids))}
         for grid in grids:
-            name = f"{grid.artefact.paper}/{grid.artefact.name}"
+            name = grid.artefact.stem
             logged[name] = wandb.Table(columns=list(COLUMNS), data=_lines(grid))
             picture = results_dir / f"{name}.png"
             if picture.exists():

@@ -11,7 +11,7 @@ from dpbench.claims import SECTIONS, Artefact
 from dpbench.cli.command import OverridesParser
 from dpbench.config import conf_folder
 from dpbench.errors import UserError, require
-from dpbench.wording import seconds_of
+from dpbench.wording import flag_of, folder_of, seconds_of
 
 HELP = f"""\
 python -m dpbench.reproduce [KEY=VALUE] ... [-cd FOLDER]
@@ -112,7 +112,7 @@ def parse(typed: Sequence[str]) -> Arguments:
             known = ", ".join((*OWN, *(f"{name}*" if name.endswith(".") else name for name in PASSED_ON)))
             raise UserError(f"{word}: expected one of {known}; what a cell computes is as the paper has it")
         given[key] = value
-    smoke = _flag(given, "smoke")
+    smoke = flag_of("smoke", given.get("smoke", "false"))
     for key in ("budget", "plan", "retry", "launcher") if smoke else ():
         require(key not in given, key, given.get(key), "no such key beside smoke=true, which tries a few steps here")
     papers = _names(given["paper"], "paper") if "paper" in given else ()
@@ -127,13 +127,13 @@ def parse(typed: Sequence[str]) -> Arguments:
         papers=tuple(paper for paper in SECTIONS if paper in papers),
         artefacts=_names(given["artefact"], "artefact") if "artefact" in given else (),
         budget=seconds_of("budget", given["budget"]) if "budget" in given else None,
-        plan=_flag(given, "plan"),
-        retry=_flag(given, "retry"),
+        plan=flag_of("plan", given.get("plan", "false")),
+        retry=flag_of("retry", given.get("retry", "false")),
         launcher=launcher,
         launcher_settings=of_launcher,
         smoke=smoke,
-        results_dir=_folder(given.get("results_dir", "results"), "results_dir"),
-        claims=_folder(given.get("claims", str(conf_folder() / "paper")), "claims"),
+        results_dir=folder_of("results_dir", given.get("results_dir", "results")),
+        claims=folder_of("claims", given.get("claims", str(conf_folder() / "paper"))),
         passed_on=tuple(f"{key}={value}" for key, value in given.items() if _passed_on(key)),
         config_dirs=tuple(config_dirs),
     )
@@ -159,17 +159,6 @@ def _names(value: str, field: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     require(all(NAME.fullmatch(name) for name in names), field, value, "names, separated by commas")
     return names
-
-
-def _flag(given: dict[str, str], key: str) -> bool:
-    value = given.get(key, "false")
-    require(value in ("true", "false"), key, value, "true or false")
-    return value == "true"
-
-
-def _folder(value: str, field: str) -> Path:
-    require(bool(value), field, "''", "the name of a folder")
-    return Path(value).expanduser()
 
 
 def _as_typed(folder: Path) -> str:

@@ -74,7 +74,7 @@ class Launch:
                     continue
                 begun += [(work, job) for job in jobs]
                 if self._launcher is None:
-                    self._console.print(f"{work.entry.artefact.where.removesuffix('.yaml')}, {work.entry.cell.place}:")
+                    self._console.print(f"{work.entry.artefact.stem}, {work.entry.cell.place}:")
                     execute(jobs, self._console)
             if self._launcher is not None:
                 self._carry_through([job for _, job in begun], end=0)

@@ -36,13 +36,12 @@ def _of_artefacts(planner: Planner, artefacts: Sequence[Artefact]) -> Table:
     table = _table(left=("artefact", "estimated from", "not run or failed"), right=(*_STATES, "runs", "time here"))
     for artefact in artefacts:
         own = [entry for entry in planner.entries if entry.artefact is artefact]
-        name = artefact.where.removesuffix(".yaml")
         if not own:
-            table.add_row(Text(name), *[""] * (len(_STATES) + 2), "", str(artefact.kind))
+            table.add_row(Text(artefact.stem), *[""] * (len(_STATES) + 2), "", str(artefact.kind))
             continue
         line = planner.line(own)
         table.add_row(
-            Text(name),
+            Text(artefact.stem),
             *(str(line.states[state] or NOTHING) for state in _STATES.values()),
             str(line.runs or NOTHING),
             duration(line.seconds) if line.runs else NOTHING,

@@ -76,9 +76,8 @@ def smoke(
             problem, said = trial.of(artefact)
             failed += problem
             seconds = time.perf_counter() - start
-            name = artefact.where.removesuffix(".yaml")
             took = f" ({seconds:.0f} s)" if seconds >= 1 else ""
-            console.print(f"{name}: {said}{took}", style="red" if problem else None)
+            console.print(f"{artefact.stem}: {said}{took}", style="red" if problem else None)
     console.print(f"{failed} failed." if failed else "None failed.")
     return failed > 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpbench.errors import UserError, require
 from dpbench.results.selection import Selection
+from dpbench.wording import flag_of, folder_of
 
 WHICH = "[HASH | SETTING=VALUE[,VALUE] ...]"
 USAGE = f"""\
@@ -138,9 +139,7 @@ class Arguments:
 
     def flag(self, key: str) -> bool:
         """An option that is true or false."""
-        value = self.options[key]
-        require(value in ("true", "false"), key, value, "true or false")
-        return value == "true"
+        return flag_of(key, self.options[key])
 
 
 def help_text(typed: Sequence[str]) -> str:
@@ -182,9 +181,8 @@ def parse(typed: Sequence[str]) -> Arguments:
         raise UserError(f"{BETWEEN}: only compare takes several groups of runs")
     if len(groups) > 1 and not all(groups):
         raise UserError(f"{BETWEEN}: expected hashes or settings on both of its sides")
-    where = given.pop("results_dir", "results")
-    require(bool(where), "results_dir", "''", "the name of a folder")
+    folder = folder_of("results_dir", given.pop("results_dir", "results"))
     if verb == "check" and any("=" in word or "<" in word or ">" in word for word in groups[0]):
         raise UserError(f"{' '.join(groups[0])}: check takes hashes alone; by default it looks at all records")
     selections = tuple(Selection.parse(group) for group in groups)
-    return Arguments(verb, selections, options | given, Path(where).expanduser())
+    return Arguments(verb, selections, options | given, folder)
