@@ -12,8 +12,10 @@ from torch import nn
 from dpbench.gradients import FlatParameters, PerSampleGradients, Request
 from dpbench.gradients.draws import LEVELS, LevelDraws, UnknownDraw, held_still
 from dpbench.gradients.fused import FusedGradients
+from dpbench.gradients.passes import Passes
 from dpbench.gradients.way import Books, Rows
 from dpbench.query import Point
+from dpbench.randomness import Generators
 
 pytestmark = [
     pytest.mark.usefixtures("seeded"),
@@ -283,3 +285,41 @@ def test_seeds_are_not_shared_where_a_model_draws(draw):
     model = Drawing(lambda model, x, h: h * float(draw())).train()
     fused = FusedGradients(model, FlatParameters(model), cross_entropy)
     assert "draws random numbers" in (fused.objection(torch.randn(4, 6), torch.randint(3, (4,))) or "")
+
+
+class DropoutOfItsOwn(nn.Module):
+    """As in cuDNN's recurrent layers: masks come from a state that is seeded by the generator when that was set."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.state, self.masks = nn.Linear(6, 3), torch.Generator(), []
+        self.was_set = True
+
+    def forward(self, x):
+        if self.was_set:
+            self.state.manual_seed(int(torch.randint(2**31, ())))
+            self.was_set = False
+        mask = torch.rand(x.shape, generator=self.state) < 0.5
+        self.masks.append(mask)
+        return self.linear(x * mask)
+
+
+def test_iterates_share_the_masks_of_layers_whose_dropout_has_a_state_of_its_own(monkeypatch):
+    model = DropoutOfItsOwn()
+    setting = Generators.load_state_dict
+
+    def noticed(self, state):
+        setting(self, state)
+        model.was_set = True
+
+    monkeypatch.setattr(Generators, "load_state_dict", noticed)
+    flat = FlatParameters(model)
+    passes = Passes(model, flat, cross_entropy)
+    points = [Point(1.4, flat.vector + 0.1), Point(-0.4, flat.vector)]
+    x, y = torch.randn(4, 6), torch.randint(3, (4,))
+    for _ in range(2):
+        model.masks.clear()
+        passes.record_by(passes.one_by_one(), points, x, y)
+        first, second = (torch.cat(model.masks[start : start + 4]) for start in (0, 4))
+        assert torch.equal(first, second)
+    assert 0 < first.float().mean() < 1

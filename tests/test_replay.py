@@ -37,6 +37,18 @@ def test_filled_up_batches_keep_their_layout(layout):
     assert padded(torch.arange(3), 8).tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
 
 
+def test_filled_up_views_keep_their_layout():
+    x = torch.rand(10, 3, 4, 4).to(memory_format=torch.channels_last).view(5, 2, 3, 4, 4)
+    filled = padded(x, 8)
+    assert filled.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(filled, x[[0, 1, 2, 3, 4, 0, 0, 0]])
+
+
+def test_rows_that_have_gaps_are_filled_up():
+    x = torch.rand(5, 6)[:, ::2]
+    assert torch.equal(padded(x, 7), x[[0, 1, 2, 3, 4, 0, 0]])
+
+
 @pytest.mark.parametrize("broken", [[], [2], [0, 3]], ids=str)
 def test_samples_that_fill_a_batch_up_count_for_nothing(broken):
     engine, points, x, y = small(6)
@@ -56,7 +68,7 @@ class Again:
 
     made = 0
 
-    def __init__(self, work, pool):
+    def __init__(self, work, place):
         self._work, self.outputs = work, tuple(t.clone() for t in work())
         type(self).made += 1
 
@@ -88,7 +100,7 @@ def replaying(monkeypatch):
         "_undone_if_it_fails": nullcontext,
     }.items():
         monkeypatch.setattr(replay, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(replay.Place, "new", lambda: None)
     monkeypatch.setattr(
         "dpbench.gradients.per_sample.replayable", lambda way, inputs: isinstance(way, Books) and not way.draws
     )
@@ -117,6 +129,18 @@ def assert_same(found, want):
         assert (have is None) == (expected is None)
         if have is not None:
             torch.testing.assert_close(have, expected, equal_nan=True, rtol=1e-4, atol=1e-6)
+
+
+def test_replays_in_double_precision_are_compared_too(replaying):
+    torch.manual_seed(0)
+    model = Counting().double()
+    engine = PerSampleGradients(model, FlatParameters(model), per_sample_loss)
+    x, y, points = torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,)), two_points(engine, 0.1)
+    for _ in range(5):
+        found = engine.clipped_sum(points, [(x, y)], halved)
+    assert replaying() > 0
+    want = clipped_by(engine.record(points, x, y), 16, halved, remainder=False)
+    torch.testing.assert_close(found.total, want.total, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("remainder", [False, True])
@@ -318,7 +342,7 @@ def test_what_is_replayed_otherwise_from_the_beginning_is_launched(replaying, mo
 
 
 def test_what_cannot_be_recorded_is_launched(replaying, monkeypatch):
-    def failing(self, work, pool):
+    def failing(self, work, place):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     engine, points, x, y = small(16)

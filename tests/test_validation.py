@@ -19,6 +19,7 @@ from dpbench.gradients import FlatParameters, PerSampleGradients
 from dpbench.results.integrity import problems_of
 from dpbench.tracking.reading import Recorded
 from dpbench.training.budget import budget, guarantee_of
+from dpbench.training.loading import load_splits
 from dpbench.training.losses import per_sample_loss
 from dpbench.training.padding import require_padding_unread
 
@@ -90,6 +91,13 @@ def test_samples_set_aside_are_some_at_random_and_the_same_ones_each_time():
     more = with_validation(Splits(whole, whole), 1500).others["validation"].places
     assert set(parts[1].tolist()) < set(more.tolist())
     assert with_validation(splits, None) is splits
+
+
+def test_both_parts_are_of_one_copy_on_the_device():
+    config = composed("dataset=digits", "dataset.validation_size=100")
+    splits = load_splits(config, torch.device("cpu"))
+    assert splits.train.whole is splits.others["validation"].whole
+    assert (len(splits.train), len(splits.others["validation"])) == (1337, 100)
 
 
 def test_n_is_what_is_left():

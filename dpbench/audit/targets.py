@@ -96,7 +96,7 @@ def model_target(config: RunConfig, device: torch.device, batch_size: int) -> Ta
     if not isinstance(config.dataset, ImageDataset):
         raise UserError("this attack takes images; audit a run on images", field="dataset", value=config.dataset.name)
     config, parts = _ready(config, device, batch_size)
-    data = load_splits(config).train.to(device)
+    data = load_splits(config, device).train
     others = data.take(slice(0, OTHERS))
     _warm_up(parts.step, others)
     image = CONTRAST * data.take(slice(OTHERS, OTHERS + 1))[0]

@@ -56,7 +56,7 @@ def with_validation(splits: Splits, size: int | None) -> Splits:
     """The splits with so many training samples set aside, at random and the same ones for every run.
 
     Args:
-        splits: as they were read.
+        splits: as they were read, on the device where they stay: both parts are of what is there.
         size: how many, less than there are; None for none.
     """
     if size is None:

@@ -143,11 +143,15 @@ class Passes:
         losses: list[Tensor] = []
         self.reads = set()
         # A pass that is recorded as a CUDA graph draws nothing, and generators can't be read meanwhile.
-        draws = len(points) > 1 and not (inputs.is_cuda and torch.cuda.is_current_stream_capturing())
+        draws = (len(points) > 1 or isinstance(way, Rows) or way.draws) and not (
+            inputs.is_cuda and torch.cuda.is_current_stream_capturing()
+        )
         generators = generators_of(inputs)
         before = generators.state_dict() if draws else None
-        for j, (weight, iterate) in enumerate(points):
-            if before is not None and j > 0:  # the same masks at all iterates
+        for weight, iterate in points:
+            # The same masks at all iterates. Also at the first: cuDNN's recurrent layers draw theirs from a state of
+            # their own, which loading a generator makes anew.
+            if before is not None:
                 generators.load_state_dict(before)
             # Backward passes too read the parameters, so everything happens at the iterate.
             with self.flat.at(iterate):

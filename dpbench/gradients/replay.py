@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,22 @@ LARGEST_DEVIATION = 1e-4
 
 Record = Callable[[Sequence[Point], Tensor, Tensor], Tape]
 
-# Names a pool of memory; torch has no public type for it.
-Pool = Any
+
+class Place(NamedTuple):
+    """Where the passes of a model are recorded, all of them, since they follow each other.
+
+    Attributes:
+        pool: names a pool of memory, which they share; torch has no public type for it.
+        stream: of the model's GPU; torch's own is of the first GPU that the process records on.
+    """
+
+    pool: Any
+    stream: torch.cuda.Stream
+
+    @classmethod
+    def new(cls) -> Place:
+        """One on the current GPU."""
+        return cls(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
 
 
 def rounded_up(count: int) -> int:
@@ -47,8 +61,8 @@ def padded(t: Tensor, size: int) -> Tensor:
     """The rows of a tensor and then its first one again, `size` in all: it is a sample that the model can read."""
     if len(t) == size:
         return t
-    last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-    filled = t.new_empty_strided((size, *t.shape[1:]), t.stride() if last else t.contiguous().stride())
+    layout = torch.empty_like(t[0]).stride()  # that of a sample, where it has no gaps
+    filled = t.new_empty_strided((size, *t.shape[1:]), (t[0].numel(), *layout))
     filled[: len(t)] = t
     filled[len(t) :] = t[:1]
     return filled
@@ -66,15 +80,15 @@ class Graph:
         outputs: what it gives, written anew by every replay.
     """
 
-    def __init__(self, work: Callable[[], tuple[Tensor, ...]], pool: Pool) -> None:
+    def __init__(self, work: Callable[[], tuple[Tensor, ...]], place: Place) -> None:
         """Record the function, which is not needed afterwards.
 
         Args:
             work: has been launched before.
-            pool: of memory.
+            place: where it is recorded.
         """
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
+        with torch.cuda.graph(self._graph, pool=place.pool, stream=place.stream):
             self.outputs = work()
         for output in self.outputs:  # so that it shows if a replay does nothing
             output.zero_()
@@ -98,7 +112,7 @@ class Replay:
         points: Sequence[Point],
         inputs: Tensor,
         targets: Tensor,
-        pool: Pool,
+        place: Place,
     ) -> None:
         """Record a pass, which has been launched before with tensors like these.
 
@@ -108,7 +122,7 @@ class Replay:
             points: as for `PerSampleGradients.record`.
             inputs: as for `PerSampleGradients.record`.
             targets: as for `PerSampleGradients.record`.
-            pool: of memory that passes share, since they follow each other.
+            place: where it is recorded.
         """
         # What other passes have let go of makes room.
         gc.collect()
@@ -127,11 +141,11 @@ class Replay:
             tape = record(own, own_inputs, own_targets)
             return tape.norms(), tape.whole_norms(), tape.finite(), tape.doubtful(), tape.losses
 
-        self._to_norms = Graph(to_norms, pool)
+        self._to_norms = Graph(to_norms, place)
         self._norms, self._whole_norms, self._finite, self._doubtful, self._losses = self._to_norms.outputs
         factors = self._factors = torch.zeros_like(self._norms)
         # The tape is let go afterwards: only this graph, which always follows the other, reads what it holds.
-        self._to_sum = Graph(lambda: (tape.weighted_sum(factors),), pool)
+        self._to_sum = Graph(lambda: (tape.weighted_sum(factors),), place)
         (self._total,) = self._to_sum.outputs
 
     def __call__(self, points: Sequence[Point], inputs: Tensor, targets: Tensor) -> Replay:
@@ -179,7 +193,7 @@ class Replay:
     def deviates_from(self, tape: Tape) -> bool:
         """Whether the last replay computed something else than the same pass, launched kernel by kernel."""
         norms, want = self.norms(), tape.norms()
-        factors = torch.linspace(-1, 1, norms.numel(), device=norms.device).view_as(norms)
+        factors = torch.linspace(-1, 1, norms.numel(), dtype=norms.dtype, device=norms.device).view_as(norms)
         both = (norms, want), (self.weighted_sum(factors), tape.weighted_sum(factors)), (self.losses, tape.losses)
         for have, expected in both:
             finite = expected.isfinite()
@@ -206,7 +220,7 @@ class Replays:
         self._recorded: dict[Hashable, Replay] = {}
         self._kept: list[Tensor] = []
         self._doubts = Doubts()
-        self._pool: Pool = None
+        self._place: Place | None = None
         # Samples at all points of the largest one, whose memory the others use, too.
         self._largest = 0
         self._possible = True
@@ -242,8 +256,8 @@ class Replays:
         size = len(points) * len(targets)
         if size > self._largest and not _room():
             return False
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if self._place is None:
+            self._place = Place.new()
         # What is not trained stays where it is, too, though the model may get other tensors in its place.
         buffers = list(self._model.buffers())
         self._kept += [*buffers, *(p for p in self._model.parameters() if not p.requires_grad)]
@@ -253,7 +267,7 @@ class Replays:
                 if any(now is not own for now, own in zip(self._model.buffers(), buffers, strict=True)):
                     raise RuntimeError("a pass puts other tensors in the place of buffers, which a replay would not")
             with _undone_if_it_fails(), buffers_kept(self._model):
-                self._recorded[key] = Replay(record, self._flat, points, inputs, targets, self._pool)
+                self._recorded[key] = Replay(record, self._flat, points, inputs, targets, self._place)
         except Exception:  # what can't be replayed, for this or that it waits for the GPU, or memory ran out
             self._give_up()
             return False
@@ -289,7 +303,7 @@ class Replays:
         self._possible = False
         self._recorded.clear()
         self._kept.clear()
-        self._pool = None
+        self._place = None
 
 
 def _layout(t: Tensor) -> Hashable:

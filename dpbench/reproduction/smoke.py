@@ -164,7 +164,7 @@ class _Trial:
         return self._data[key]
 
     def _real(self, config: RunConfig) -> Splits:
-        data = load_splits(config)
+        data = load_splits(config, torch.device("cpu"))
         others = {name: _first(split, TESTED) for name, split in data.others.items()}
         asked = data.prompts
         if asked is not None:

@@ -165,8 +165,8 @@ def _take_part(
     join(team, parts, config)
     # Before anything is sent: a process that has no room says so.
     handed = [torch.empty(instruction.sizes[part], dtype=torch.uint8) for part in (0, team.rank) if instruction.sizes]
-    loaded = team.in_turn(lambda: load_splits(config))
-    splits = team.shares(loaded.to(device))
+    loaded = team.in_turn(lambda: load_splits(config, device))
+    splits = team.shares(loaded)
     follower = _Follower(team, config, Training(parts, ledger, Progress.start(config, splits, team), []), interruption)
     if handed:
         team.hand_out(handed[0], handed[1:])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from dpbench.config import RunConfig
 from dpbench.data import Splits
 from dpbench.data.subset import with_validation
 from dpbench.errors import UserError
 
 
-def load_splits(config: RunConfig) -> Splits:
-    """The splits of a run's data set, in memory; some training samples are set aside where it validates on them.
+def load_splits(config: RunConfig, device: torch.device) -> Splits:
+    """The splits of a run's data set, on a device; some training samples are set aside where it validates on them.
 
     Raises:
         UserError: they can't be had from the data root, see `Dataset.load`.
@@ -22,4 +24,4 @@ def load_splits(config: RunConfig) -> Splits:
     except OSError as error:  # no permission, no such device, a name longer than a file system takes
         why = f"can't be read ({error.strerror or error})"
         raise UserError(why, field="data.root", value=data.root) from error
-    return with_validation(splits, config.dataset.validation_size)
+    return with_validation(splits.to(device), config.dataset.validation_size)

@@ -77,7 +77,7 @@ def prepare(
         return assemble(config, device, multiplier, ledger), ledger
 
     unused = [assembled(None)]  # before any data are read
-    whole = load_splits(config).to(device) if splits is None else splits
+    whole = load_splits(config, device) if splits is None else splits
     require_padding_unread(lambda: assembled(None)[0].step.gradients, whole.train)
     if splits is None:
         splits = team.shares(whole)
