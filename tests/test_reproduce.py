@@ -361,7 +361,7 @@ COMPUTED = "title: Computed\nkind: computed\nreason: by hand\nsource: made_up.md
 
 
 def test_smoke_goes_on_after_an_error_of_a_loader(tmp_path, monkeypatch):
-    def breaks(config):
+    def breaks(config, device):
         raise ValueError("cut short\nhere")
 
     monkeypatch.setattr(smoke, "load_splits", breaks)
