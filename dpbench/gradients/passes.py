@@ -143,11 +143,9 @@ class Passes:
         losses: list[Tensor] = []
         self.reads = set()
         # A pass that is recorded as a CUDA graph draws nothing, and generators can't be read meanwhile.
-        draws = (len(points) > 1 or isinstance(way, Rows) or way.draws) and not (
-            inputs.is_cuda and torch.cuda.is_current_stream_capturing()
-        )
+        capturing = inputs.is_cuda and torch.cuda.is_current_stream_capturing()
         generators = generators_of(inputs)
-        before = generators.state_dict() if draws else None
+        before = generators.state_dict() if (len(points) > 1 or way.draws) and not capturing else None
         for weight, iterate in points:
             # The same masks at all iterates. Also at the first: cuDNN's recurrent layers draw theirs from a state of
             # their own, which loading a generator makes anew.

@@ -130,7 +130,7 @@ class PerSampleGradients(Passes):
         before: State | None = None
         try:
             way = self.way(points, inputs, targets)
-            if isinstance(way, Rows) or way.draws:
+            if way.draws:
                 before = generators.state_dict()
             if replayable(way, inputs):
                 size = rounded_up(count)

@@ -36,6 +36,11 @@ class Rows(NamedTuple):
     gradients: Gradients
     by_plain_autograd: bool
 
+    @property
+    def draws(self) -> bool:
+        """The model may draw at random; of a way that is always right nobody asks."""
+        return True
+
     def plain(self) -> dict[str, Any]:
         """The way without what makes the gradients, which belongs to a model."""
         return {"by_plain_autograd": self.by_plain_autograd}
